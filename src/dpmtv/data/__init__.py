@@ -1,0 +1,1 @@
+"""Records, images, chunks and prompts: what goes into a model, before any model."""

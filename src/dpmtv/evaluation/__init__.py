@@ -1,0 +1,1 @@
+"""Metrics, methods to compare, result rows and the report."""

@@ -1,0 +1,1 @@
+"""Mechanisms, accounting and certificate: numpy and privacy libraries only, never torch."""

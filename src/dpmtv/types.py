@@ -1,0 +1,136 @@
+"""The plain values that cross between the rooms: no torch, no files, no method."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from PIL.Image import Image
+
+ImageSource = "Path | str | Image"
+"""A path to an image file, or an image that is already open."""
+
+
+@dataclass(frozen=True)
+class Query:
+    """An image and a question, without an answer. Its content never shows in ``repr``."""
+
+    image: Path | str | Image = field(repr=False)
+    question: str = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """An image, a question and the answer that is wanted. Its content never shows in ``repr``.
+
+    ``task`` is for public files that hold several answer rules: records with the same value
+    were answered by the same rule. It is never read from a private record.
+    """
+
+    image: Path | str | Image = field(repr=False)
+    question: str = field(repr=False)
+    answer: str = field(repr=False)
+    task: str | None = field(default=None, repr=False)
+
+    @property
+    def query(self) -> Query:
+        """The same image and question, asked instead of shown."""
+        return Query(self.image, self.question)
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Demonstrations in order, then one query."""
+
+    demonstrations: tuple[Demonstration, ...]
+    query: Query
+
+
+@dataclass(frozen=True)
+class HeadLayout:
+    """How a flat activation vector divides into layers and heads.
+
+    Args:
+        heads: attention heads of each hooked layer.
+        head_dims: width of one head in each hooked layer. Layers may differ (ragged models),
+            which is why activations travel flat.
+    """
+
+    heads: tuple[int, ...]
+    head_dims: tuple[int, ...]
+
+    @property
+    def layers(self) -> int:
+        """Number of hooked layers."""
+        return len(self.heads)
+
+    @property
+    def n_heads(self) -> int:
+        """Heads of all layers together: the length of a head mask."""
+        return sum(self.heads)
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Coordinates of each layer: heads × head width."""
+        return tuple(h * d for h, d in zip(self.heads, self.head_dims, strict=True))
+
+    @property
+    def size(self) -> int:
+        """Coordinates of all layers together: the length of an activation vector."""
+        return sum(self.widths)
+
+    def layer_of_head(self) -> np.ndarray:
+        """Layer index of each head, shape [heads of all layers]."""
+        return np.repeat(np.arange(self.layers), self.heads)
+
+    def coordinates(self, mask: Bool[np.ndarray, " heads"]) -> Bool[np.ndarray, " coordinates"]:
+        """Which coordinates belong to the heads of ``mask``."""
+        return np.repeat(mask, np.repeat(self.head_dims, self.heads))
+
+    def split(self, values: np.ndarray) -> list[np.ndarray]:
+        """Cut the last axis of ``values`` (coordinates or heads) into layers."""
+        sizes = self.widths if values.shape[-1] == self.size else self.heads
+        return np.split(values, np.cumsum(sizes)[:-1], axis=-1)
+
+
+@dataclass(frozen=True)
+class GaussianEvent:
+    """One Gaussian release, as accounting sees it.
+
+    Args:
+        delta2: L2 sensitivity of the released mean; the neighbour relation is inside it.
+        sigma: standard deviation of the noise on each coordinate of the mean.
+        scale: the same standard deviation in units of the integer grid of the sum.
+        d: number of released coordinates.
+    """
+
+    delta2: float
+    sigma: float
+    scale: int
+    d: int
+
+
+@dataclass(frozen=True)
+class Release:
+    """What may leave the private room: a noised value and the event that pays for it.
+
+    ``event`` is None for a vector without noise, which has no guarantee (ε = inf).
+    """
+
+    value: Float[np.ndarray, " coordinates"]
+    event: GaussianEvent | None
+
+
+class Generator(Protocol):
+    """Whatever answers queries: a model, a patched model, or a fake in tests."""
+
+    def generate(self, queries: Sequence[Query]) -> list[str]:
+        """One answer per query, in order."""
+        ...
