@@ -14,9 +14,6 @@ if TYPE_CHECKING:
 
     from PIL.Image import Image
 
-ImageSource = "Path | str | Image"
-"""A path to an image file, or an image that is already open."""
-
 
 @dataclass(frozen=True)
 class Query:

@@ -1,0 +1,213 @@
+"""The private task vector as a folder: tensors, certificate, and a card in plain words."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import numpy as np
+
+from dpmtv.errors import ArtifactError
+from dpmtv.privacy import certificate as certificates
+from dpmtv.types import HeadLayout
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from jaxtyping import Bool, Float32
+
+    from dpmtv.privacy.certificate import Certificate, ModelIdentity
+
+TENSORS, CERTIFICATE, CARD = "task_vector.safetensors", "certificate.json", "README.md"
+
+
+class PatchableModel(Protocol):
+    """What a vector needs of a model."""
+
+    @property
+    def identity(self) -> ModelIdentity:
+        """Weights and head layout."""
+        ...
+
+    @property
+    def prompt_template_sha256(self) -> str:
+        """Prompt format."""
+        ...
+
+    def patched(
+        self, values: np.ndarray, heads: np.ndarray, patch: str, alpha: float
+    ) -> AbstractContextManager[None]:
+        """Generate with the values in place of the heads'."""
+        ...
+
+
+Model = TypeVar("Model", bound=PatchableModel)
+
+
+@dataclass(frozen=True)
+class TaskVector:
+    """Noised head means, the mask of heads to patch, and the certificate.
+
+    Args:
+        values: float32, all coordinates of the model's heads; zero where nothing was released.
+        heads: bool, the head mask: which heads are patched.
+        certificate: what was released, what it cost.
+    """
+
+    values: Float32[np.ndarray, " coordinates"]
+    heads: Bool[np.ndarray, " heads"]
+    certificate: Certificate
+
+    @contextmanager
+    def applied(self, model: Model) -> Iterator[Model]:
+        """Let ``model`` answer with this vector inside the context.
+
+        Raises:
+            ArtifactError: the vector was made for other weights, another head layout or another
+                prompt format.
+        """
+        made_for, inference = self.certificate.model, self.certificate.inference
+        if (made_for.heads, made_for.head_dims) != (model.identity.heads, model.identity.head_dims):
+            raise ArtifactError("the vector was made for a model with another head layout")
+        if made_for != model.identity:
+            raise ArtifactError(
+                f"the vector was made for {_name(made_for)}, this is {_name(model.identity)}"
+            )
+        if inference.prompt_template_sha256 != model.prompt_template_sha256:
+            raise ArtifactError(
+                "the vector was made with another prompt format (chat template or answer "
+                "instruction); load the model as it was then"
+            )
+        with model.patched(self.values, self.heads, inference.patch, inference.alpha):
+            yield model
+
+    def save_pretrained(self, folder: Path | str) -> None:
+        """Write the folder whole or not at all.
+
+        Raises:
+            ArtifactError: the folder exists and is not empty.
+        """
+        target = Path(folder)
+        require_free(target)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+        try:
+            (scratch / TENSORS).write_bytes(tensor_bytes(self.values, self.heads))
+            certificates.write(self.certificate, scratch / CERTIFICATE)
+            (scratch / CARD).write_text(_card(self), encoding="utf-8")
+            scratch.chmod(0o755)
+            if target.exists():
+                target.rmdir()
+            os.replace(scratch, target)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+    @classmethod
+    def from_pretrained(cls, folder: Path | str) -> TaskVector:
+        """Read a folder and check everything that can be checked without the model.
+
+        Raises:
+            ArtifactError: a file is missing, changed or unknown, or the certificate's claims do
+                not follow from its events.
+        """
+        vector, _ = _load(Path(folder))
+        return vector
+
+
+def verify(folder: Path | str) -> list[str]:
+    """Recompute the claims of an artifact; returns what was checked, in words.
+
+    Raises:
+        ArtifactError: as :meth:`TaskVector.from_pretrained`.
+    """
+    _, checked = _load(Path(folder))
+    return checked
+
+
+def require_free(folder: Path) -> None:
+    """Refuse a target folder that holds something; asked before any work is done."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ArtifactError(f"{folder} exists and is not an empty folder; choose another name")
+
+
+def tensor_bytes(
+    values: Float32[np.ndarray, " coordinates"], heads: Bool[np.ndarray, " heads"]
+) -> bytes:
+    """The tensor file's bytes; the same tensors always give the same bytes."""
+    from safetensors.numpy import save
+
+    return bytes(save({"heads": heads, "values": values}))
+
+
+def _load(folder: Path) -> tuple[TaskVector, list[str]]:
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
+
+    if not (folder / CERTIFICATE).is_file() or not (folder / TENSORS).is_file():
+        raise ArtifactError(f"{folder} is not a task vector: it needs {CERTIFICATE} and {TENSORS}")
+    certificate = certificates.read(folder / CERTIFICATE)
+    data = (folder / TENSORS).read_bytes()
+    checked = certificates.verify(certificate, hashlib.sha256(data).hexdigest())
+    try:
+        tensors: dict[str, Any] = load(data)
+    except SafetensorError as error:
+        raise ArtifactError(f"{TENSORS} is not a safetensors file") from error
+    layout = HeadLayout(certificate.model.heads, certificate.model.head_dims)
+    released = released_mask(layout, certificate)
+    if set(tensors) != {"heads", "values"}:
+        raise ArtifactError(f"{TENSORS} must hold exactly the tensors heads and values")
+    values, heads = tensors["values"], tensors["heads"]
+    if values.dtype != np.float32 or values.shape != (layout.size,):
+        raise ArtifactError(f"{TENSORS}: values must be {layout.size} float32 numbers")
+    if heads.dtype != np.bool_ or heads.shape != (layout.n_heads,):
+        raise ArtifactError(f"{TENSORS}: heads must be {layout.n_heads} booleans")
+    if not np.isfinite(values).all():
+        raise ArtifactError(f"{TENSORS}: values hold a number that is not finite")
+    if (heads & ~released).any() or values[~layout.coordinates(released)].any():
+        raise ArtifactError(f"{TENSORS} holds heads that the certificate does not list as released")
+    if tensor_bytes(values, heads) != data:
+        raise ArtifactError(f"{TENSORS} holds more than its two tensors")
+    return TaskVector(values, heads, certificate), checked
+
+
+def released_mask(layout: HeadLayout, certificate: Certificate) -> Bool[np.ndarray, " heads"]:
+    """The heads that the certificate lists as released."""
+    mask = [
+        np.isin(np.arange(count), indices)
+        for count, indices in zip(layout.heads, certificate.privacy.released_heads, strict=True)
+    ]
+    return np.concatenate(mask)
+
+
+def _name(identity: ModelIdentity) -> str:
+    where = (
+        f"{identity.id} at {identity.revision}"
+        if identity.id
+        else f"weights {(identity.weights_sha256 or '')[:12]}…"
+    )
+    return f"{identity.architecture} ({where})"
+
+
+def _card(vector: TaskVector) -> str:
+    certificate = vector.certificate
+    words = "\n".join(f"- {line}" for line in certificates.statement(certificate))
+    return f"""---
+library_name: dpmtv
+tags: [differential-privacy, task-vector]
+---
+
+# Private task vector
+
+{words}
+
+Made for {_name(certificate.model)}; {int(vector.heads.sum())} of {vector.heads.size} attention
+heads are patched, {certificate.inference.patch}. Check it with `dpmtv verify FOLDER`, ask with
+`dpmtv ask FOLDER --image IMAGE "question"`.
+"""

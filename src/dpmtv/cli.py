@@ -1,0 +1,472 @@
+"""The command line: parse, call one public function, print."""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from dpmtv.errors import ArtifactError, DataError, UserError
+
+if TYPE_CHECKING:
+    from dpmtv.artifact import TaskVector
+    from dpmtv.models.adapters import VisionLanguageModel
+    from dpmtv.pipeline import Progress
+
+app = typer.Typer(
+    name="dpmtv",
+    help="Differentially private task vectors for vision-language models.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,  # its tracebacks show local variables: private records
+)
+_debug = False
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Model = Annotated[
+    str | None, typer.Option(help="Model folder or hub id; by default the certificate's.")
+]
+Instruction = Annotated[
+    str, typer.Option(help='A line added to every question, such as "Answer briefly."')
+]
+Command = TypeVar("Command", bound=Callable[..., None])
+
+
+@app.callback()
+def _options(
+    debug: Annotated[
+        bool, typer.Option(help="Show tracebacks. They may hold private content.")
+    ] = False,
+) -> None:
+    global _debug
+    _debug = debug
+
+
+def _command(function: Command) -> Command:
+    """Errors as one line and an exit code: 2 for the caller's, 1 for ours."""
+
+    @functools.wraps(function)
+    def run(*args: Any, **options: Any) -> None:
+        warnings.showwarning = _show_warning
+        for noisy in ("PIL", "transformers", "huggingface_hub"):
+            logging.getLogger(noisy).setLevel(logging.ERROR)
+        try:
+            function(*args, **options)
+        except UserError as error:
+            _fail(str(error), 2)
+        except Exception as error:
+            # The text of a foreign error may quote a record, so only its type is shown.
+            _fail(
+                f"internal error ({type(error).__name__}); dpmtv --debug shows where, with text "
+                "that may be private",
+                1,
+            )
+
+    return app.command()(run)  # type: ignore[return-value]
+
+
+def _fail(message: str, code: int) -> None:
+    if _debug:
+        traceback.print_exc()
+    typer.secho(f"error: {message}", err=True, fg="red")
+    raise typer.Exit(code)
+
+
+def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
+    if issubclass(category, UserWarning) and not issubclass(category, DeprecationWarning):
+        typer.secho(f"warning: {message}", err=True, fg="yellow")
+
+
+# --- commands ------------------------------------------------------------------------------
+
+
+@_command
+def demo(
+    output: Annotated[Path, typer.Option("-o", "--output", help="New folder for the results.")] = (
+        Path("demo-output")
+    ),
+    draws: Annotated[int, typer.Option(min=2, help="Noise and record draws.")] = 10,
+    json_: Json = False,
+) -> None:
+    """Build private vectors on three embedded tasks and compare all methods: a few minutes."""
+    from dataclasses import replace
+
+    from dpmtv.artifact import require_free
+    from dpmtv.evaluation.demo import SETTINGS, run_demo
+
+    require_free(output)
+    output.mkdir(parents=True, exist_ok=True)
+    with _progress() as progress:
+        result = run_demo(output, replace(SETTINGS, draws=draws), progress)
+    if json_:
+        _print_json(result.rows)
+        return
+    _print_rows(result.rows)
+    for what, seconds in result.timings:
+        typer.echo(f"{seconds:7.1f} s  {what}")
+    typer.echo(f"Report: {result.report}")
+    typer.echo(f"Task vectors: {', '.join(str(output / name) for name in result.vectors)}")
+
+
+@_command
+def build(
+    model: Annotated[str, typer.Argument(help='Model folder, hub id, or "embedded".')],
+    data: Annotated[Path, typer.Argument(help="Private records, JSONL.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="New folder for the vector.")],
+    epsilon: Annotated[float, typer.Option(help="ε, the privacy loss; 1 is a common choice.")],
+    delta: Annotated[float, typer.Option(help="δ, below 1/n.")] = 1e-5,
+    public: Annotated[Path | None, typer.Option(help="Public records, JSONL.")] = None,
+    relation: Annotated[str, typer.Option(help="replace_one, or zero_out (the paper's).")] = (
+        "replace_one"
+    ),
+    selection: Annotated[
+        str, typer.Option(help="Heads: public (select first), released (the paper's), or all.")
+    ] = "public",
+    chunks: Annotated[int | None, typer.Option(help="m; default: as many as fit.")] = None,
+    shots: Annotated[int, typer.Option(min=1, help="K, demonstrations a chunk.")] = 4,
+    clip: Annotated[float | None, typer.Option(help="One clip norm for every layer.")] = None,
+    patch: Annotated[str, typer.Option(help="prompt or every-step.")] = "every-step",
+    alpha: Annotated[float, typer.Option(help="Patch strength; 1 replaces.")] = 1.0,
+    instruction: Instruction = "",
+    revision: Annotated[str | None, typer.Option(help="Hub revision of the model.")] = None,
+    strict: Annotated[
+        bool, typer.Option(help="Refuse bad private rows (tells their numbers).")
+    ] = False,
+    allow_large_delta: Annotated[bool, typer.Option(help="Permit δ ≥ 1/n.")] = False,
+) -> None:
+    """Turn private records into a task vector with an (ε, δ) guarantee per record."""
+    from dpmtv.artifact import require_free
+    from dpmtv.data.demonstrations import check_images, read_demonstrations, require_good
+    from dpmtv.pipeline import build_task_vector
+    from dpmtv.privacy.certificate import statement
+
+    _one_of("selection", selection, ("public", "released", "all"))
+    _one_of("patch", patch, ("prompt", "every-step"))
+    require_free(output)
+    rows = read_demonstrations(data)
+    if strict:
+        require_good(check_images(rows), "the private file")
+    others = None
+    if public is not None:
+        others = read_demonstrations(public)
+        require_good(check_images(others), "the public file")
+    loaded = _load(model, revision=revision, instruction=instruction)
+    with _progress() as progress:
+        vector = build_task_vector(
+            loaded,
+            rows,
+            epsilon=epsilon,
+            delta=delta,
+            public=others,
+            relation=relation,
+            selection=selection,  # type: ignore[arg-type]
+            chunks=chunks,
+            shots=shots,
+            clip=clip,
+            patch=patch,  # type: ignore[arg-type]
+            alpha=alpha,
+            allow_large_delta=allow_large_delta,
+            progress=progress,
+        )
+    vector.save_pretrained(output)
+    for line in statement(vector.certificate):
+        typer.echo(line)
+    typer.echo(f"Saved: {output}")
+
+
+@_command
+def ask(
+    folder: Annotated[Path, typer.Argument(help="A task vector.")],
+    question: Annotated[str, typer.Argument(help="The question.")],
+    image: Annotated[Path, typer.Option(help="The image.")],
+    model: Model = None,
+    json_: Json = False,
+) -> None:
+    """Answer one question with a task vector, and without for comparison."""
+    from dpmtv.artifact import TaskVector
+    from dpmtv.types import Query
+
+    vector = TaskVector.from_pretrained(folder)
+    loaded = _model_of(vector, model)
+    queries = [Query(image, question)]
+    (bare,) = loaded.generate(queries)
+    with vector.applied(loaded):
+        (answer,) = loaded.generate(queries)
+    if json_:
+        _print_json({"answer": answer, "zero_shot": bare, "epsilon": _epsilon(vector)})
+        return
+    _warn_without_noise(vector)
+    typer.echo(answer)
+    typer.secho(f"without the vector: {bare}", dim=True)
+
+
+@_command
+def evaluate(
+    target: Annotated[str, typer.Argument(help="A task vector folder, or a model.")],
+    benchmark: Annotated[
+        str, typer.Option(help="Test file (JSONL) for a vector; benchmark folder for a model.")
+    ] = "embedded",
+    model: Model = None,
+    tasks: Annotated[str, typer.Option(help="Tasks of the benchmark, by comma.")] = "",
+    methods: Annotated[str, typer.Option(help="Methods, by comma.")] = (
+        "zero-shot,in-context,task vector,dp-mtv"
+    ),
+    geometries: Annotated[str, typer.Option(help="selected, all-heads, paper.")] = (
+        "selected,all-heads"
+    ),
+    relations: Annotated[str, typer.Option(help="Neighbour relations.")] = "replace_one,zero_out",
+    epsilons: Annotated[str, typer.Option(help='Numbers; "none" is the mean without noise.')] = (
+        "0.5,1,2,4,8,none"
+    ),
+    delta: Annotated[float, typer.Option(help="δ.")] = 1e-5,
+    chunks: Annotated[int, typer.Option(help="m.")] = 100,
+    shots: Annotated[int, typer.Option(help="K.")] = 4,
+    draws: Annotated[int, typer.Option(min=1, help="Draws of records and noise.")] = 20,
+    n_test: Annotated[int, typer.Option(min=1, help="Test queries a task.")] = 100,
+    patch: Annotated[str, typer.Option(help="prompt or every-step.")] = "every-step",
+    search_steps: Annotated[int, typer.Option(min=1, help="Steps of each head search.")] = 200,
+    json_: Json = False,
+) -> None:
+    """Accuracy of a vector on a test file, or of every method on a public benchmark folder.
+
+    Every file of a benchmark folder counts as public, also those that play the private role.
+    """
+    if (Path(target) / "certificate.json").is_file():
+        rows = _evaluate_vector(Path(target), benchmark, model)
+    else:
+        from dpmtv.evaluation.benchmark import load_benchmark
+        from dpmtv.evaluation.runner import GEOMETRIES, METHODS, Settings, evaluate_benchmark
+
+        _one_of("patch", patch, ("prompt", "every-step"))
+        settings = Settings(
+            methods=_listed("methods", methods, METHODS),
+            geometries=_listed("geometries", geometries, tuple(GEOMETRIES)),
+            relations=_listed("relations", relations, ("replace_one", "zero_out")),
+            epsilons=_numbers(epsilons),
+            delta=delta,
+            chunks=chunks,
+            shots=shots,
+            draws=draws,
+            n_test=n_test,
+            patch=patch,  # type: ignore[arg-type]
+            search_steps=search_steps,
+        )
+        loaded = load_benchmark(benchmark, [t for t in tasks.split(",") if t])
+        with _progress() as progress:
+            rows, _ = evaluate_benchmark(
+                _load(target),
+                loaded,
+                settings,
+                name=target if target == "embedded" or "/" not in target else Path(target).name,
+                command=_as_typed(),
+                progress=progress,
+            )
+    if json_:
+        _print_json(rows)
+    else:
+        _print_rows(rows)
+
+
+@_command
+def show(
+    folder: Annotated[Path, typer.Argument(help="A task vector.")], json_: Json = False
+) -> None:
+    """What a task vector guarantees, in words; reads the certificate without checking it."""
+    from dpmtv.privacy.certificate import read, statement
+
+    path = folder / "certificate.json"
+    certificate = read(path)
+    if json_:
+        sys.stdout.write(path.read_text(encoding="utf-8"))
+        return
+    privacy, inference = certificate.privacy, certificate.inference
+    if privacy.delta is None:
+        typer.secho("ε = inf: NOT PRIVATE", fg="red", bold=True)
+    for line in statement(certificate):
+        typer.echo(f"  {line}")
+    released = sum(len(heads) for heads in privacy.released_heads)
+    typer.echo(
+        f"{certificate.model.architecture}; {released} of {sum(certificate.model.heads)} heads "
+        f"released, {sum(privacy.block_sizes)} coordinates; m = {privacy.chunks}, "
+        f"K = {privacy.shots}; patched: {inference.patch}; made {certificate.created}"
+    )
+
+
+@_command
+def verify(
+    folder: Annotated[Path, typer.Argument(help="A task vector.")], json_: Json = False
+) -> None:
+    """Recompute the guarantee from the certificate's events and check the files."""
+    from dpmtv.artifact import verify as check
+
+    lines = check(folder)
+    if json_:
+        _print_json({"verified": True, "checked": lines})
+        return
+    for line in lines:
+        typer.echo(f"  {line}")
+    typer.secho("verified", fg="green")
+
+
+# --- helpers -------------------------------------------------------------------------------
+
+
+def _evaluate_vector(folder: Path, test: str, model: str | None) -> list[dict[str, Any]]:
+    from dpmtv.artifact import TaskVector
+    from dpmtv.data.demonstrations import check_images, read_demonstrations, require_good
+    from dpmtv.evaluation.runner import evaluate_vector
+
+    if test == "embedded":
+        raise DataError("to evaluate a vector, name a test file: --benchmark test.jsonl")
+    vector = TaskVector.from_pretrained(folder)
+    rows = read_demonstrations(test)
+    require_good(check_images(rows), "the test file")
+    records = require_good(rows, "the test file")
+    return evaluate_vector(_model_of(vector, model), vector, records, command=_as_typed())
+
+
+def _load(name: str, **options: Any) -> VisionLanguageModel:
+    from transformers.utils import logging as transformers_logging
+
+    from dpmtv.models.adapters import load_model
+
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    return load_model(name, **options)
+
+
+def _model_of(vector: TaskVector, name: str | None) -> VisionLanguageModel:
+    """The model that a vector was made for, by hub id, or the embedded one by its hash."""
+    made_for = vector.certificate.model
+    instruction = vector.certificate.inference.answer_instruction
+    if name is not None or made_for.id is not None:
+        revision = made_for.revision if name is None else None
+        return _load(name or str(made_for.id), revision=revision, instruction=instruction)
+    model = _load("embedded", instruction=instruction)
+    if model.identity != made_for:
+        raise ArtifactError("the vector was made for a model in a local folder; name it: --model")
+    return model
+
+
+def _one_of(option: str, value: str, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        raise UserError(f"--{option} must be one of {', '.join(allowed)}")
+
+
+def _listed(option: str, text: str, allowed: Sequence[str]) -> tuple[str, ...]:
+    values = tuple(part.strip() for part in text.split(",") if part.strip())
+    for value in values:
+        _one_of(option, value, allowed)
+    return values
+
+
+def _numbers(text: str) -> tuple[float | None, ...]:
+    try:
+        return tuple(None if t.strip() == "none" else float(t) for t in text.split(","))
+    except ValueError:
+        raise UserError('--epsilons takes numbers by comma, and "none"') from None
+
+
+def _as_typed() -> str:
+    return " ".join(["dpmtv", *(f'"{a}"' if " " in a else a for a in sys.argv[1:])])
+
+
+def _epsilon(vector: TaskVector) -> float | str:
+    epsilon = vector.certificate.privacy.epsilon
+    return "inf" if epsilon == float("inf") else epsilon
+
+
+def _warn_without_noise(vector: TaskVector) -> None:
+    if _epsilon(vector) == "inf":
+        typer.secho("ε = inf: this vector is NOT PRIVATE", fg="red", bold=True, err=True)
+
+
+def _print_json(value: Any) -> None:
+    sys.stdout.write(json.dumps(value, ensure_ascii=False, indent=1) + "\n")
+
+
+def _print_rows(rows: Sequence[dict[str, Any]]) -> None:
+    """Tasks as columns, methods as rows; what has no guarantee says so in red."""
+    from rich.console import Console
+    from rich.table import Table
+
+    tasks = list(dict.fromkeys(r["task"] for r in rows if r["task"] != "mean"))
+    columns = [*tasks, "mean"] if len(tasks) > 1 else tasks
+    table = Table(box=None, header_style="bold")
+    for heading in ("method", "relation", "ε"):
+        table.add_column(heading)
+    for column in columns:
+        table.add_column(column.replace("-", " "), justify="right")
+    table.add_column("gain kept", justify="right")
+    groups: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
+    for row in rows:
+        key = (row["method"], row["geometry"], row["relation"], row["epsilon"], row["private"])
+        groups.setdefault(key, {})[row["task"]] = row
+    for (method, geometry, relation, epsilon, private), cells in groups.items():
+        label = method if not geometry else f"{method}, {geometry}"
+        label += "" if private else " [bold red]not private[/]"
+        shown = [_cell(cells.get(column)) for column in columns]
+        gain = cells[columns[-1]]["gain"]
+        table.add_row(
+            label,
+            {"zero_out": "zero_out (the paper's)"}.get(relation, relation or ""),
+            "" if method == "zero-shot" else "∞" if epsilon is None else f"{epsilon:g}",
+            *shown,
+            "" if gain is None or method == "zero-shot" else f"{100 * gain:.0f} %",
+        )
+    console = Console()
+    console.print(table)
+    draws = max(r["draws"] for r in rows)
+    console.print(
+        f"Accuracy in %, {rows[0]['metric']}, ± standard error over {draws} draws.", style="dim"
+    )
+
+
+def _cell(row: dict[str, Any] | None) -> str:
+    if row is None:
+        return ""
+    spread = "" if row["se"] is None else f" ± {100 * row['se']:.1f}"
+    return f"{100 * row['mean']:.1f}{spread}"
+
+
+@contextmanager
+def _progress() -> Iterator[Progress]:
+    """A bar with remaining time for each part of the work, on standard error."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(
+        *columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True
+    ) as bars:
+        known: dict[str, Any] = {}
+
+        def report(what: str, done: int, total: int) -> None:
+            if what not in known:
+                known[what] = bars.add_task(what, total=total)
+            bars.update(known[what], completed=done, total=total)
+
+        yield report
+
+
+def main() -> None:
+    """Entry point of ``dpmtv``."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

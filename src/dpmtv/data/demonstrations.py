@@ -1,0 +1,152 @@
+"""Files of image-question-answer records, read row by row."""
+
+from __future__ import annotations
+
+import codecs
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dpmtv.data.images import UnreadableImage, load_image
+from dpmtv.errors import DataError
+from dpmtv.types import Demonstration
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_SHOWN = 10  # bad rows that a message lists
+
+
+@dataclass(frozen=True)
+class BadRow:
+    """A row that cannot be used. It keeps its place, so that every other row keeps its own.
+
+    Args:
+        row: line number in the file, from 1.
+        reason: one of "empty line", "not UTF-8", "not JSON", "not an object"; "no F" and
+            "F is not text" with F one of image, question, answer (and task for the second);
+            "image file missing", "image unreadable". Never a word of the row itself.
+    """
+
+    row: int
+    reason: str
+
+
+def read_demonstrations(path: Path | str) -> list[Demonstration | BadRow]:
+    """Read a JSONL file: one object a line with ``image``, ``question`` and ``answer``.
+
+    ``image`` is a path, relative to the file's folder or absolute; all three are text that is not
+    blank. ``task`` is text and optional; other keys are ignored. UTF-8, with or without a byte
+    order mark, any of the usual line ends.
+
+    Every line is an entry of the result, good or bad: what stands in a row decides neither the
+    number of rows nor what the other entries are. Only blank lines at the very end are no rows,
+    so a record that was withdrawn there is better replaced by ``{}`` than by nothing. Images are
+    not opened, see `check_images`.
+
+    Raises:
+        DataError: there is no such file, it cannot be read, or it is empty.
+    """
+    path = Path(path)
+    data, problem = b"", None
+    try:
+        data = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        problem = "does not exist. Check the path"
+    except IsADirectoryError:
+        problem = "is a folder. Name the JSONL file inside it"
+    except (OSError, ValueError):  # ValueError: a null character in the path
+        problem = "cannot be read. Check the path and its permissions"
+    lines = data.removeprefix(codecs.BOM_UTF8).rstrip().split(b"\n")
+    if problem is None and lines == [b""]:
+        problem = "is empty. Write one JSON object a line, with image, question and answer"
+    if problem is not None:
+        raise DataError(f"{path} {problem}.")
+    return [_read_row(number, line, path.parent) for number, line in enumerate(lines, start=1)]
+
+
+def _read_row(number: int, line: bytes, folder: Path) -> Demonstration | BadRow:
+    if not line.strip():
+        return BadRow(number, "empty line")
+    try:
+        record = json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError:
+        return BadRow(number, "not UTF-8")
+    except (ValueError, RecursionError):  # ValueError also for integers of absurd length
+        return BadRow(number, "not JSON")
+    if not isinstance(record, dict):
+        return BadRow(number, "not an object")
+    for name in ("image", "question", "answer"):
+        value = record.get(name)
+        if value is None or (isinstance(value, str) and not value.strip()):
+            return BadRow(number, f"no {name}")
+        if not _is_text(value):
+            return BadRow(number, f"{name} is not text")
+    task = record.get("task")
+    if task is not None and not _is_text(task):
+        return BadRow(number, "task is not text")
+    image = folder / record["image"]
+    if not os.path.isfile(image):
+        return BadRow(number, "image file missing")
+    return Demonstration(image, record["question"], record["answer"], task)
+
+
+def _is_text(value: Any) -> bool:
+    """Whether ``value`` is a string that a tokenizer can take: JSON can spell half characters."""
+    return isinstance(value, str) and not any("\ud800" <= c <= "\udfff" for c in value)
+
+
+def check_images(rows: Sequence[Demonstration | BadRow]) -> list[BadRow]:
+    """Decode every image once and return all bad rows of a file, those read as bad included.
+
+    For files that may be talked about: public and test files, and the operator's own check.
+
+    Args:
+        rows: all rows of a file, in order, as `read_demonstrations` gives them.
+    """
+    readable: dict[Path | str | int, bool] = {}  # one image often serves many questions
+    bad = []
+    for number, row in enumerate(rows, start=1):
+        if isinstance(row, BadRow):
+            bad.append(row)
+            continue
+        key = row.image if isinstance(row.image, Path | str) else id(row.image)
+        if key not in readable:
+            readable[key] = _is_readable(row)
+        if not readable[key]:
+            bad.append(BadRow(number, "image unreadable"))
+    return bad
+
+
+def _is_readable(row: Demonstration) -> bool:
+    try:
+        load_image(row.image)
+    except UnreadableImage:
+        return False
+    return True
+
+
+def require_good(rows: Sequence[Demonstration | BadRow], what: str) -> list[Demonstration]:
+    """The rows as demonstrations, or one error that names the bad ones.
+
+    For public and test files, and for the operator's own checks of private ones: whether and
+    where rows are bad is content, and no guarantee covers this error.
+
+    Args:
+        rows: all rows of a file, or its bad ones alone.
+        what: how to call the file in the message, such as "the public file".
+
+    Raises:
+        DataError: with the first ten bad row numbers, the reasons, and how many there are.
+    """
+    bad = [row for row in rows if isinstance(row, BadRow)]
+    if bad:
+        listed = ", ".join(f"row {row.row} ({row.reason})" for row in bad[:_SHOWN])
+        more = f" and {len(bad) - _SHOWN} more" if len(bad) > _SHOWN else ""
+        raise DataError(
+            f"{what} has {len(bad)} bad row{'s' if len(bad) > 1 else ''}: {listed}{more}. "
+            "Correct or remove them."
+        )
+    return [row for row in rows if isinstance(row, Demonstration)]

@@ -1,0 +1,97 @@
+"""From a chunk's rows to what a model is asked."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING, Any
+
+from dpmtv.types import Demonstration, Prompt, Query
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from PIL.Image import Image
+
+    from dpmtv.data.demonstrations import BadRow
+
+
+def chunk_prompt(
+    rows: Sequence[Demonstration | BadRow], query: Query | None = None
+) -> Prompt | None:
+    """The prompt of one chunk, made of this chunk alone.
+
+    Bad rows are left out. Without ``query`` the last good row is asked and the good rows before
+    it are shown, as in the paper (Ngong, Reza and Near 2026, arXiv 2603.04894); with a public
+    ``query`` all good rows are shown.
+
+    *Guarantee.* A function of the chunk's rows and public values: nothing outside the chunk
+    replaces what is bad in it.
+
+    Returns:
+        None, the null chunk, without at least one demonstration and a query.
+    """
+    good = [row for row in rows if isinstance(row, Demonstration)]
+    if query is None and good:
+        query = good.pop().query
+    if query is None or not good:
+        return None
+    return Prompt(tuple(good), query)
+
+
+def to_messages(prompt: Prompt, instruction: str = "") -> list[dict[str, Any]]:
+    """Chat messages in the Hugging Face form, with a place for each of `prompt_images`.
+
+    Every user turn is an image, then the question, with the instruction on its own line; every
+    demonstration's answer is an assistant turn; the query is the last user turn.
+    """
+    messages = []
+    for demonstration in prompt.demonstrations:
+        messages.append(_user(demonstration.query, instruction))
+        answer = {"type": "text", "text": demonstration.answer.strip()}
+        messages.append({"role": "assistant", "content": [answer]})
+    return [*messages, _user(prompt.query, instruction)]
+
+
+def to_text(prompt: Prompt, image_token: str, instruction: str = "") -> str:
+    """The same prompt as one string, for processors without a chat template."""
+    shown = "".join(
+        f"{image_token}Question: {_asked(d.query, instruction)} Answer: {d.answer.strip()}\n"
+        for d in prompt.demonstrations
+    )
+    return f"{shown}{image_token}Question: {_asked(prompt.query, instruction)} Answer:"
+
+
+def prompt_images(prompt: Prompt) -> list[Path | str | Image]:
+    """The images of a prompt in the order of their places."""
+    return [*(d.image for d in prompt.demonstrations), prompt.query.image]
+
+
+def template_sha256(instruction: str, chat_template: str | None) -> str:
+    """Name a prompt format, for certificates: a vector is worth little under another one.
+
+    Args:
+        instruction: as given to `to_messages`.
+        chat_template: source text of the processor's template, None where `to_text` is used.
+
+    Returns:
+        Hex SHA-256 of a fixed public example in this format, together with the template.
+    """
+    shown = Demonstration("", "What is shown?", "a circle")
+    example = Prompt((shown,), Query("", "Which colour is it?"))
+    if chat_template is None:
+        named: list[Any] = [to_text(example, "<image>", instruction)]
+    else:
+        named = [to_messages(example, instruction), chat_template]
+    return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()
+
+
+def _user(query: Query, instruction: str) -> dict[str, Any]:
+    text = {"type": "text", "text": _asked(query, instruction)}
+    return {"role": "user", "content": [{"type": "image"}, text]}
+
+
+def _asked(query: Query, instruction: str) -> str:
+    # White space at the ends changes the tokens at the joint, and with them the accuracy.
+    return f"{query.question.strip()}\n{instruction.strip()}".strip()

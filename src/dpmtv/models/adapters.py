@@ -1,0 +1,361 @@
+"""Load any Hugging Face vision-language model and find its attention heads."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import re
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from torch import nn
+
+from dpmtv.data.images import load_image
+from dpmtv.data.prompts import prompt_images, template_sha256, to_messages, to_text
+from dpmtv.errors import InternalError, ModelError
+from dpmtv.models.hooks import last_token, patch_heads, record_heads
+from dpmtv.privacy.certificate import ModelIdentity
+from dpmtv.types import HeadLayout, Prompt
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from jaxtyping import Bool, Float
+    from torch import Tensor
+
+    from dpmtv.types import Query
+
+# Names that architectures give to the attention output projection of a decoder layer, and parts
+# of a module path that mark something else (vision towers, cross-attention, recurrent layers).
+_PROJECTION = re.compile(
+    r"(?:^|\.)(?:layers|h|blocks|layer)\.\d+\..*(?:attn|attention|mixer).*"
+    r"\.(?:o_proj|out_proj|dense|c_proj|wo|attn_out)$"
+)
+_ELSEWHERE = re.compile(r"cross|encoder_attn|encoder\.layers|vision|visual|linear_attn|mamba|conv")
+
+_DTYPES: dict[torch.dtype, Literal["float32", "float16", "bfloat16"]] = {
+    torch.float32: "float32",
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+}
+
+EMBEDDED = Path(__file__).resolve().parent.parent / "embedded" / "model"
+
+
+@dataclass(frozen=True)
+class PreparedQueries:
+    """Tokenised batches of zero-shot prompts, reusable over many vectors."""
+
+    batches: tuple[Mapping[str, Tensor], ...]
+
+
+class VisionLanguageModel:
+    """A frozen vision-language model, its processor, and hooks on every attention head.
+
+    Made by :func:`load_model`. Activations and vectors are flat: layer after layer, head after
+    head, as :class:`~dpmtv.types.HeadLayout` says.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        processor: Any,
+        *,
+        hub_id: str | None = None,
+        revision: str | None = None,
+        weights_sha256: str | None = None,
+        instruction: str = "",
+        max_new_tokens: int = 20,
+    ) -> None:
+        self.model = model.eval().requires_grad_(False)
+        self.processor = processor
+        self.instruction = instruction
+        self.max_new_tokens = max_new_tokens
+        self.tokenizer = getattr(processor, "tokenizer", processor)
+        self.tokenizer.padding_side = "left"
+        self.projections = find_projections(model)
+        self.layout = _head_layout(model, self.projections)
+        self.identity = ModelIdentity(
+            id=hub_id,
+            revision=revision,
+            weights_sha256=weights_sha256,
+            architecture=type(model).__name__,
+            heads=self.layout.heads,
+            head_dims=self.layout.head_dims,
+        )
+        names = inspect.signature(model.forward).parameters
+        self._cache_argument = "cache" if "cache" in names else "past_key_values"
+
+    @property
+    def device(self) -> torch.device:
+        """Where inputs go."""
+        device: torch.device = self.model.device
+        return device
+
+    @property
+    def dtype(self) -> Literal["float32", "float16", "bfloat16"]:
+        """The number type of the weights."""
+        return _DTYPES[self.model.dtype]
+
+    @cached_property
+    def prompt_template_sha256(self) -> str:
+        """Names the prompt format; a vector only fits the format it was made with."""
+        return template_sha256(self.instruction, self._chat_template)
+
+    @property
+    def _chat_template(self) -> str | None:
+        template = getattr(self.processor, "chat_template", None)
+        return template if isinstance(template, str) else None
+
+    # --- prompts ---------------------------------------------------------------------------
+
+    def render(self, prompt: Prompt) -> str:
+        """The prompt as text, with one image placeholder per image."""
+        if self._chat_template is None:
+            return to_text(
+                prompt, getattr(self.processor, "image_token", "<image>"), self.instruction
+            )
+        messages = to_messages(prompt, self.instruction)
+        text: str = self.processor.apply_chat_template(messages, add_generation_prompt=True)
+        return text
+
+    def inputs(self, prompts: Sequence[Prompt]) -> dict[str, Tensor]:
+        """Left-padded model inputs of several prompts."""
+        texts = [self.render(p) for p in prompts]
+        images = [[load_image(source) for source in prompt_images(p)] for p in prompts]
+        bos = getattr(self.tokenizer, "bos_token", None)
+        options = {"add_special_tokens": False} if bos and texts[0].startswith(bos) else {}
+        batch = self.processor(
+            text=texts, images=images, padding=True, return_tensors="pt", **options
+        )
+        return {k: v.to(self.device) for k, v in batch.items()}
+
+    def answer_ids(self, prompt: Prompt, answer: str) -> list[int]:
+        """Tokens of ``answer`` as the model should continue the prompt, end token included."""
+        text = self.render(prompt)
+        following = f" {answer.strip()}"
+        if self._chat_template is not None:
+            turn = {"role": "assistant", "content": [{"type": "text", "text": answer.strip()}]}
+            messages = [*to_messages(prompt, self.instruction), turn]
+            whole: str = self.processor.apply_chat_template(messages)
+            if whole.startswith(text):
+                following = whole[len(text) :]
+        ids: list[int] = self.tokenizer(following, add_special_tokens=False).input_ids
+        ends = self.end_ids
+        for place, token in enumerate(ids):
+            if token in ends:
+                return ids[: place + 1]
+        return [*ids, min(ends)] if ends else ids
+
+    @property
+    def end_ids(self) -> set[int]:
+        """Tokens that end an answer."""
+        end = self.model.generation_config.eos_token_id
+        return set() if end is None else set(end) if isinstance(end, list) else {end}
+
+    # --- passes ----------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def last_token_heads(self, prompt: Prompt) -> Float[np.ndarray, " coordinates"]:
+        """What every attention head sends to its projection at the prompt's last token.
+
+        One prompt, one forward pass, nothing shared with any other: the isolation on which the
+        sensitivity bound rests (docs/privacy.md).
+        """
+        with record_heads(self.projections) as records:
+            self.forward(self.inputs([prompt]), use_cache=False, logits_to_keep=1)
+            return np.concatenate([r[0].to("cpu", torch.float32).numpy() for r in records])
+
+    def forward(
+        self, inputs: Mapping[str, Tensor], cache: Any = None, **options: Any
+    ) -> tuple[Tensor, Any]:
+        """One pass of the model: (logits, cache), whatever this version calls its cache."""
+        if cache is not None:
+            options[self._cache_argument] = cache
+        out = self.model(**inputs, **options)
+        return out.logits, getattr(out, self._cache_argument, None)
+
+    def prepare(self, queries: Sequence[Query | Prompt], batch_size: int = 64) -> PreparedQueries:
+        """Tokenise queries (or whole prompts) once, to be answered under several vectors."""
+        prompts = [q if isinstance(q, Prompt) else Prompt((), q) for q in queries]
+        starts = range(0, len(prompts), batch_size)
+        return PreparedQueries(tuple(self.inputs(prompts[s : s + batch_size]) for s in starts))
+
+    @torch.inference_mode()
+    def generate(self, queries: Sequence[Query | Prompt] | PreparedQueries) -> list[str]:
+        """One greedy answer per query, in order, without surrounding white space."""
+        prepared = queries if isinstance(queries, PreparedQueries) else self.prepare(queries)
+        answers: list[str] = []
+        for batch in prepared.batches:
+            ids = self.model.generate(**batch, max_new_tokens=self.max_new_tokens, do_sample=False)
+            new = ids[:, batch["input_ids"].shape[1] :]
+            answers += self.tokenizer.batch_decode(new, skip_special_tokens=True)
+        return [a.strip() for a in answers]
+
+    # --- patching --------------------------------------------------------------------------
+
+    def by_layer(self, flat: np.ndarray, dtype: torch.dtype | None = None) -> list[Tensor]:
+        """Cut flat coordinates, one row or many, into one [rows, width] tensor a layer."""
+        rows = np.atleast_2d(flat)
+        return [
+            torch.tensor(part, dtype=dtype, device=self.device) for part in self.layout.split(rows)
+        ]
+
+    def coordinate_masks(self, heads: Bool[np.ndarray, "*rows heads"]) -> list[Tensor]:
+        """Head masks, one or many, as per-layer masks over coordinates."""
+        return self.by_layer(np.stack([self.layout.coordinates(m) for m in np.atleast_2d(heads)]))
+
+    @contextmanager
+    def patched(
+        self,
+        values: Float[np.ndarray, " coordinates"],
+        heads: Bool[np.ndarray, " heads"],
+        patch: str = "every-step",
+        alpha: float = 1.0,
+    ) -> Iterator[None]:
+        """Generate with ``values`` in place of the selected heads.
+
+        Args:
+            values: flat vector of all coordinates; those of other heads are not read.
+            heads: the head mask.
+            patch: ``"prompt"`` for the prompt's last token alone, ``"every-step"`` for that and
+                each decoding step.
+            alpha: strength, 1 replaces.
+
+        Raises:
+            InternalError: a forward pass went by without touching a patched layer: the answers
+                would have been the unpatched model's.
+        """
+        masks = self.coordinate_masks(heads)
+        passes = 0
+
+        def count(_module: nn.Module, _args: object) -> None:
+            nonlocal passes
+            passes += 1
+
+        counter = self.model.register_forward_pre_hook(count)
+        try:
+            where = last_token(every_step=patch == "every-step")
+            with patch_heads(self.projections, self.by_layer(values), masks, where, alpha) as fired:
+                yield
+        finally:
+            counter.remove()
+        silent = [i for i, m in enumerate(masks) if bool(m.any()) and fired[i] < passes]
+        if silent:
+            raise InternalError(
+                f"layers {silent} were to be patched but their attention output projections did "
+                "not run in every pass; this architecture needs a row of its own"
+            )
+
+
+def find_projections(model: Any) -> list[nn.Module]:
+    """The attention output projections of the language model, in layer order.
+
+    Raises:
+        ModelError: none found.
+    """
+    decoder = model.get_decoder() if hasattr(model, "get_decoder") else model
+    found = [
+        module
+        for name, module in decoder.named_modules()
+        if _PROJECTION.search(name) and not _ELSEWHERE.search(name) and hasattr(module, "weight")
+    ]
+    if not found:
+        raise ModelError(
+            f"no attention output projections found in {type(model).__name__}; "
+            "it is not a decoder whose heads can be patched"
+        )
+    return found
+
+
+def _head_layout(model: Any, projections: Sequence[nn.Module]) -> HeadLayout:
+    """Heads from the text config, width from the projection itself: never hidden size ÷ heads."""
+    heads = int(model.config.get_text_config().num_attention_heads)
+    widths = [_width(p) for p in projections]
+    if any(w % heads for w in widths):
+        raise ModelError(
+            f"projection widths {sorted(set(widths))} do not divide into {heads} heads"
+        )
+    return HeadLayout((heads,) * len(widths), tuple(w // heads for w in widths))
+
+
+def _width(projection: Any) -> int:
+    """What a linear layer takes in; GPT-2's Conv1D stores its weight the other way round."""
+    return int(getattr(projection, "in_features", projection.weight.shape[0]))
+
+
+def load_model(
+    name: str | Path,
+    *,
+    revision: str | None = None,
+    dtype: str = "auto",
+    device: str | None = None,
+    instruction: str = "",
+    max_new_tokens: int = 20,
+) -> VisionLanguageModel:
+    """Load a vision-language model from a local folder, a hub id, or ``"embedded"``.
+
+    Args:
+        name: folder or hub id of an image-text-to-text model; ``"embedded"`` is the tiny one that
+            comes with the package.
+        revision: hub branch, tag or commit.
+        dtype: ``"auto"`` keeps the checkpoint's; else ``"float32"``, ``"bfloat16"``, ``"float16"``.
+            A half-precision checkpoint on a CPU is computed in float32 under ``"auto"``.
+        device: such as ``"cuda"``; the default is a GPU when there is one.
+        instruction: a line added to every question, such as "Answer with a single word."
+        max_new_tokens: longest answer.
+
+    Raises:
+        ModelError: not there, not a vision-language model, or heads not found.
+    """
+    import transformers
+
+    target = EMBEDDED if str(name) == "embedded" else Path(name)
+    local = target.is_dir()
+    source = str(target) if local else str(name)
+    if local and not (target / "config.json").is_file():
+        raise ModelError(f"{name} is a folder without config.json, not a model")
+    place = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    model: Any
+    try:
+        processor = transformers.AutoProcessor.from_pretrained(  # type: ignore[no-untyped-call]
+            source, revision=revision
+        )
+        model = transformers.AutoModelForImageTextToText.from_pretrained(
+            source, revision=revision, dtype=dtype if dtype == "auto" else getattr(torch, dtype)
+        )
+    except (OSError, ValueError, KeyError, ImportError, AttributeError) as error:
+        kind = "folder" if local else "hub id or folder"
+        raise ModelError(f"cannot load {kind} {name}: {_first_line(error)}") from error
+    if dtype == "auto" and place == "cpu" and model.dtype in (torch.float16, torch.bfloat16):
+        model = model.to(torch.float32)
+    commit = None if local else getattr(model.config, "_commit_hash", None)
+    return VisionLanguageModel(
+        model.to(place),
+        processor,
+        hub_id=str(name) if commit else None,
+        revision=commit,
+        weights_sha256=_hash_files(target) if local else None,
+        instruction=instruction,
+        max_new_tokens=max_new_tokens,
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+
+
+def _hash_files(folder: Path) -> str:
+    """SHA-256 over the names and bytes of the weight files and the configuration."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.iterdir()):
+        if path.suffix in {".safetensors", ".bin"} or path.name == "config.json":
+            digest.update(path.name.encode() + b"\0")
+            with path.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()

@@ -1,0 +1,407 @@
+"""The certificate beside a task vector: what was released, what it cost, how to check it.
+
+One JSON file with one canonical form. Reading refuses every file that is not byte for byte what
+`write` would produce, so nothing can hide in it: no unknown key, no path, no seed, no count that
+depends on private data, no text taken from the data.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+from typing import Literal
+
+from dpmtv.errors import ArtifactError, PrivacyParameterError
+from dpmtv.privacy import accounting, strict_json
+from dpmtv.privacy.mechanisms import GaussianMean
+from dpmtv.privacy.sensitivity import NeighbourRelation
+from dpmtv.privacy.strict_json import FloatOrInf, require
+from dpmtv.types import GaussianEvent
+
+_FORMAT_VERSION = 1
+_SAMPLER = "opendp discrete gaussian"
+_ACCOUNTANT = "analytic gaussian, dp-accounting"
+
+# What every release with noise states beside ε and its event.
+_PRICE = ("delta", "slack", "mu", "grid", "scale", "sampler", "accountant")
+
+_SHA256 = r"[0-9a-f]{64}"
+_COMMIT = r"[0-9a-f]{40}"
+_HUB_ID = r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?"
+_CLASS_NAME = r"[A-Za-z][A-Za-z0-9_]*"
+_VERSION = r"[0-9]+(\.[0-9]+)*((a|b|rc|\.post|\.dev)[0-9]+)?"
+
+# A stated ε may lie above the recomputed one by this much; more means that the statement and the
+# event do not belong together.
+_EPSILON_TOLERANCE = 1e-6
+
+
+@dataclass(frozen=True)
+class ModelIdentity:
+    """The model that the vector belongs to: hub id and commit, or a hash of its weights.
+
+    Args:
+        id: hub id, never a local path; only together with ``revision``.
+        revision: commit hash of the weights, 40 hexadecimal digits.
+        weights_sha256: hash of the weight files; required without an id.
+        architecture: class name of the model.
+        heads: attention heads of each hooked layer.
+        head_dims: width of one head in each hooked layer.
+    """
+
+    id: str | None
+    revision: str | None
+    weights_sha256: str | None
+    architecture: str
+    heads: tuple[int, ...]
+    head_dims: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        _matches(self.id, "model.id", _HUB_ID)
+        _matches(self.revision, "model.revision", _COMMIT)
+        _matches(self.weights_sha256, "model.weights_sha256", _SHA256)
+        _matches(self.architecture, "model.architecture", _CLASS_NAME)
+        require((self.id is None) == (self.revision is None), "model.revision", "goes with an id")
+        require((self.id or self.weights_sha256) is not None, "model", "names no weights")
+        require(all(h > 0 for h in self.heads), "model.heads", "must be positive")
+        require(all(d > 0 for d in self.head_dims), "model.head_dims", "must be positive")
+        require(len(self.heads) == len(self.head_dims), "model.head_dims", "must match model.heads")
+
+
+@dataclass(frozen=True)
+class Privacy:
+    """The release and its price.
+
+    Without noise, ``epsilon`` is inf and every field after it stays empty.
+
+    Args:
+        relation: the neighbour relation.
+        unit: what is protected.
+        chunks: m.
+        shots: K, demonstrations in one chunk.
+        query: whose example a chunk's last question is.
+        clip_norms: C_b of each block.
+        clip_source: where the clip norms come from; never the private data.
+        released_heads: per hooked layer, the indices of its released heads, ascending.
+        block_sizes: coordinates of each block.
+        epsilon: total ε; ``math.inf`` is written as ``"inf"``.
+        delta: total δ, slack included.
+        slack: the part of δ that the discrete sampler uses.
+        mu: Δ₂/σ.
+        grid: length of one integer unit, in the units of the activations.
+        scale: standard deviation of the noise on the sum, in grid units.
+        sampler: noise sampler and its version.
+        accountant: accountant and its version.
+        events: every release that the budget paid for.
+    """
+
+    relation: NeighbourRelation
+    unit: Literal["record"]
+    chunks: int
+    shots: int
+    query: Literal["private", "public"]
+    clip_norms: tuple[float, ...]
+    clip_source: Literal["option", "public"]
+    released_heads: tuple[tuple[int, ...], ...]
+    block_sizes: tuple[int, ...]
+    epsilon: FloatOrInf = math.inf
+    delta: float | None = None
+    slack: float | None = None
+    mu: float | None = None
+    grid: float | None = None
+    scale: int | None = None
+    sampler: str | None = None
+    accountant: str | None = None
+    events: tuple[GaussianEvent, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("chunks", "shots", "epsilon", "delta", "slack", "mu", "grid", "scale"):
+            value = getattr(self, name)
+            require(value is None or value > 0, f"privacy.{name}", "must be positive")
+        require(len(self.clip_norms) > 0, "privacy.clip_norms", "must not be empty")
+        require(all(c > 0 for c in self.clip_norms), "privacy.clip_norms", "must be positive")
+        require(all(d > 0 for d in self.block_sizes), "privacy.block_sizes", "must be positive")
+        same_length = len(self.block_sizes) == len(self.clip_norms)
+        require(same_length, "privacy.block_sizes", "must match privacy.clip_norms")
+        _matches(self.sampler, "privacy.sampler", f"{_SAMPLER} {_VERSION}")
+        _matches(self.accountant, "privacy.accountant", f"{_ACCOUNTANT} {_VERSION}")
+        for event in self.events:
+            for field in fields(event):
+                positive = getattr(event, field.name) > 0
+                require(positive, f"privacy.events.{field.name}", "must be positive")
+        price = [getattr(self, name) for name in _PRICE]
+        if self.epsilon == math.inf:
+            bare = not self.events and all(part is None for part in price)
+            require(bare, "privacy.epsilon", "is infinite, and yet noise is described")
+        else:
+            require(len(self.events) == 1, "privacy.events", "must hold the one event of epsilon")
+            require(None not in price, "privacy", f"a finite epsilon needs {', '.join(_PRICE)}")
+
+
+@dataclass(frozen=True)
+class Selection:
+    """How the heads were chosen: not at all, on public data, or from the released vector."""
+
+    mode: Literal["all", "public", "released"]
+    source_sha256: str | None
+
+    def __post_init__(self) -> None:
+        _matches(self.source_sha256, "selection.source_sha256", _SHA256)
+        unselected = self.mode == "all"
+        sourced = self.source_sha256 is not None
+        require(not (unselected and sourced), "selection.source_sha256", "without a selection")
+
+
+@dataclass(frozen=True)
+class Inference:
+    """How the vector is meant to be used. ``answer_instruction`` is the operator's public text."""
+
+    patch: Literal["prompt", "every-step"]
+    alpha: float
+    prompt_template_sha256: str
+    answer_instruction: str
+    dtype: Literal["float32", "float16", "bfloat16"]
+
+    def __post_init__(self) -> None:
+        require(self.alpha > 0, "inference.alpha", "must be positive")
+        _matches(self.prompt_template_sha256, "inference.prompt_template_sha256", _SHA256)
+        text = self.answer_instruction.replace("\n", "")
+        require(
+            text.isprintable() and len(text) <= 500,
+            "inference.answer_instruction",
+            "must be at most 500 printable characters",
+        )
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """Everything that is public about one task vector."""
+
+    product_version: str
+    created: date
+    model: ModelIdentity
+    tensor_sha256: str
+    privacy: Privacy
+    selection: Selection
+    inference: Inference
+    format_version: int = _FORMAT_VERSION
+
+    def __post_init__(self) -> None:
+        require(self.format_version == _FORMAT_VERSION, "format_version", "is unknown")
+        _matches(self.product_version, "product_version", _VERSION)
+        _matches(self.tensor_sha256, "tensor_sha256", _SHA256)
+        heads, released = self.model.heads, self.privacy.released_heads
+        key = "privacy.released_heads"
+        require(len(released) == len(heads), key, "must have one list per layer of model.heads")
+        for indices, count in zip(released, heads, strict=True):
+            ascending = list(indices) == sorted(set(indices))
+            require(ascending, key, "must ascend without repetition")
+            require(all(0 <= i < count for i in indices), key, "names a head that does not exist")
+
+
+def privacy_of(
+    mechanism: GaussianMean,
+    *,
+    shots: int,
+    query: Literal["private", "public"],
+    clip_source: Literal["option", "public"],
+    released_heads: Sequence[Sequence[int]],
+) -> Privacy:
+    """The certificate's privacy part for one release of ``mechanism``."""
+    event = mechanism.event
+    return Privacy(
+        relation=mechanism.relation,
+        unit="record",
+        chunks=mechanism.chunks,
+        shots=shots,
+        query=query,
+        clip_norms=mechanism.clip_norms,
+        clip_source=clip_source,
+        released_heads=tuple(tuple(map(int, heads)) for heads in released_heads),
+        block_sizes=mechanism.block_sizes,
+        epsilon=mechanism.epsilon,
+        delta=mechanism.delta,
+        slack=accounting.discreteness_slack(mechanism.epsilon, event.d, event.scale),
+        mu=accounting.gdp_mu(event),
+        grid=mechanism.grid,
+        scale=mechanism.scale,
+        sampler=f"{_SAMPLER} {version('opendp')}",
+        accountant=f"{_ACCOUNTANT} {version('dp-accounting')}",
+        events=(event,),
+    )
+
+
+def write(certificate: Certificate, path: Path) -> None:
+    """Write the canonical JSON, all or nothing.
+
+    Raises:
+        ArtifactError: a field whose value `read` would refuse; nothing is written then.
+    """
+    text = strict_json.dumps(certificate)
+    strict_json.loads(Certificate, text, _FORMAT_VERSION)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def read(path: Path) -> Certificate:
+    """Read a certificate. Its arithmetic is checked by `verify`, not here.
+
+    Raises:
+        ArtifactError: no such file, an unknown or missing key, a wrong type, a number that is
+            not finite, an unknown version, or any byte that is not canonical.
+    """
+    try:
+        text = path.read_bytes().decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ArtifactError(f"{path.name} is not a readable certificate") from error
+    return strict_json.loads(Certificate, text, _FORMAT_VERSION)
+
+
+def verify(certificate: Certificate, tensor_sha256: str) -> list[str]:
+    """Recompute everything that the certificate claims.
+
+    Args:
+        certificate: what `read` returned.
+        tensor_sha256: hash of the tensor file as it is now.
+
+    Returns:
+        Plain-language lines: what was checked.
+
+    Raises:
+        ArtifactError: the first claim that does not hold, with the reason.
+    """
+    model, privacy = certificate.model, certificate.privacy
+    require(
+        certificate.tensor_sha256 == tensor_sha256,
+        "tensor_sha256",
+        "does not match the tensor file: it was changed or belongs to another certificate",
+    )
+    size = sum(
+        len(indices) * width
+        for indices, width in zip(privacy.released_heads, model.head_dims, strict=True)
+    )
+    require(sum(privacy.block_sizes) == size, "privacy.block_sizes", "do not cover the heads")
+    every_head = tuple(tuple(range(count)) for count in model.heads)
+    require(
+        certificate.selection.mode == "public" or privacy.released_heads == every_head,
+        "selection.mode",
+        "says that every head was released, but the list of heads is shorter",
+    )
+    return [
+        "The tensor file has the hash on the certificate. A hash beside the tensor shows "
+        "accidents, not tampering.",
+        f"The released heads hold {size} coordinates, and the clipped blocks cover them.",
+        *_verify_noise(privacy),
+    ]
+
+
+def _verify_noise(privacy: Privacy) -> list[str]:
+    if privacy.delta is None or privacy.grid is None or privacy.scale is None:
+        return ["No noise and no event: this vector is NOT PRIVATE (ε = inf)."]
+    try:
+        # Building the mechanism again refuses a promise that the noise does not keep.
+        mechanism = GaussianMean(
+            relation=privacy.relation,
+            chunks=privacy.chunks,
+            clip_norms=privacy.clip_norms,
+            block_sizes=privacy.block_sizes,
+            epsilon=privacy.epsilon,
+            delta=privacy.delta,
+            grid=privacy.grid,
+            scale=privacy.scale,
+        )
+    except (PrivacyParameterError, OverflowError) as error:
+        raise ArtifactError(f"certificate: privacy: {error}") from error
+    (event,) = privacy.events
+    for field in fields(event):
+        same = getattr(event, field.name) == getattr(mechanism.event, field.name)
+        require(same, f"privacy.events.{field.name}", "does not follow from the other fields")
+    require(privacy.mu == accounting.gdp_mu(event), "privacy.mu", "is not delta2 / sigma")
+    slack = accounting.discreteness_slack(privacy.epsilon, event.d, event.scale)
+    # e^ε may differ in its last digit from one mathematical library to the next.
+    close = privacy.slack is not None and math.isclose(privacy.slack, slack, rel_tol=1e-12)
+    require(close, "privacy.slack", "is not what the sampler needs")
+    epsilon = accounting.epsilon_of(privacy.events, privacy.delta)
+    require(
+        privacy.epsilon <= epsilon * (1 + _EPSILON_TOLERANCE),
+        "privacy.epsilon",
+        "does not belong to this event and this delta",
+    )
+    return [
+        f"The sensitivity follows from {privacy.relation}, {privacy.chunks} chunks and the clip "
+        "norms; the noise follows from the grid.",
+        f"The event costs ε = {epsilon:.6g} at δ = {privacy.delta:g}, sampler slack included; "
+        f"stated is {privacy.epsilon:g}.",
+    ]
+
+
+def statement(certificate: Certificate) -> list[str]:
+    """The guarantee in plain words, for whoever is responsible for the data."""
+    privacy = certificate.privacy
+    if privacy.delta is None:
+        return [
+            "NOT PRIVATE: no noise was added (ε = inf).",
+            "The vector may reveal the records that it was made from. Do not pass it on.",
+        ]
+    epsilon, delta, event = privacy.epsilon, privacy.delta, privacy.events[0]
+    change, reach = {
+        NeighbourRelation.REPLACE_ONE: (
+            "one record is replaced by another",
+            "The guarantee is per record: a person with several records is protected less.",
+        ),
+        NeighbourRelation.ZERO_OUT: (
+            "one whole chunk becomes the null vector",
+            _worth_under_replace_one(event, delta),
+        ),
+    }[privacy.relation]
+    power = accounting.power_at(accounting.gdp_mu(event), 0.05)
+    return [
+        f"The vector is (ε = {epsilon:g}, δ = {delta:g})-differentially private under the "
+        f"relation {privacy.relation}. What it reveals about such a change is bounded:",
+        f"if {change}, the probability of any outcome grows at most by the factor "
+        f"{_up(math.exp(min(epsilon, 700)), 2):g}, plus {delta:g}.",
+        "Whoever tries to tell from the vector whether that happened, and raises a false alarm in "
+        f"5 % of the cases where it did not, finds it in at most {_up(100 * power, 2):g} % of the "
+        "cases where it did.",
+        reach,
+        "Using the vector costs nothing more, however many questions are asked.",
+        "It holds towards those who get the vector; whoever built it has seen the records.",
+    ]
+
+
+def _worth_under_replace_one(event: GaussianEvent, delta: float) -> str:
+    doubled = replace(event, delta2=2 * event.delta2)
+    epsilon = accounting.epsilon_of([doubled], delta)
+    if epsilon < math.inf:
+        worth = f"ε = {_up(epsilon, 4):g}"
+    else:  # the bound on the slack grows with e^ε and has used δ up
+        least = accounting.gaussian_epsilon(1 / accounting.gdp_mu(doubled), delta)
+        worth = f"an ε above {math.floor(least)}"
+    return (
+        "zero_out is the relation of the paper. It protects against a whole chunk becoming null, "
+        "not against one record being replaced by another: under replace_one the same noise "
+        f"gives {worth} at the same δ."
+    )
+
+
+def _up(value: float, digits: int) -> float:
+    """Rounded up, because privacy must not look better than it is."""
+    step: int = 10**digits
+    return math.ceil(value * step) / step
+
+
+def _matches(value: str | None, key: str, pattern: str) -> None:
+    require(value is None or re.fullmatch(pattern, value) is not None, key, "is malformed")

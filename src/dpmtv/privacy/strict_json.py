@@ -1,0 +1,111 @@
+"""Dataclasses to JSON and back, with one canonical form and no tolerance."""
+
+from __future__ import annotations
+
+import json
+import math
+import types
+from dataclasses import fields, is_dataclass
+from datetime import date
+from enum import StrEnum
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from dpmtv.errors import ArtifactError
+from dpmtv.types import GaussianEvent
+
+T = TypeVar("T")
+
+FloatOrInf = Annotated[float, "inf"]
+"""A number whose infinity is written as ``"inf"``; every other float must be finite."""
+
+_TAGS: dict[type, str] = {GaussianEvent: "gaussian"}
+"""Classes that carry a ``type`` key, so that later kinds can stand beside them in a list."""
+
+
+def require(condition: bool, key: str, reason: str) -> None:
+    """Raise an ArtifactError that names ``key`` unless ``condition`` holds."""
+    if not condition:
+        raise ArtifactError(f"certificate: {key} {reason}")
+
+
+def dumps(value: object) -> str:
+    """The canonical text of a dataclass: sorted keys, two spaces, UTF-8, one final newline."""
+    return json.dumps(_encode(value), indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+def loads(kind: type[T], text: str, format_version: int) -> T:
+    """Decode a dataclass by its type hints: no conversion, no default, no extra key.
+
+    Raises:
+        ArtifactError: anything that `dumps` would not have written; names the key.
+    """
+    try:
+        data = json.loads(text, object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        raise ArtifactError("certificate: the file is not valid JSON") from error
+    stated = data.get("format_version") if isinstance(data, dict) else format_version
+    # Before the keys: another version may have other ones.
+    require(stated == format_version, "format_version", f"is not {format_version}: unknown version")
+    value: T = _decode(kind, data, "")
+    require(dumps(value) == text, "the file", "was edited: it is not in canonical form")
+    return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    keys = [key for key, _ in pairs]
+    for key in keys:
+        require(keys.count(key) == 1, key, "stands twice")
+    return dict(pairs)
+
+
+def _encode(value: Any) -> Any:
+    if is_dataclass(value):
+        tag = {"type": _TAGS[type(value)]} if type(value) in _TAGS else {}
+        return tag | {f.name: _encode(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, tuple):
+        return [_encode(item) for item in value]
+    if isinstance(value, date):
+        return value.isoformat()
+    return "inf" if value == math.inf else value
+
+
+def _decode(kind: Any, value: Any, key: str) -> Any:
+    args = get_args(kind)
+    if is_dataclass(kind):
+        return _decode_object(kind, value, key)
+    if get_origin(kind) is tuple:
+        require(isinstance(value, list), key, "must be a list")
+        return tuple(_decode(args[0], item, key) for item in value)
+    if get_origin(kind) in (Union, types.UnionType):  # always: something or None
+        return None if value is None else _decode(args[0], value, key)
+    if get_origin(kind) is Literal:
+        require(isinstance(value, str) and value in args, key, "is not a known word")
+        return value
+    if get_origin(kind) is Annotated:  # FloatOrInf
+        return math.inf if value == "inf" else _decode(float, value, key)
+    if issubclass(kind, StrEnum):
+        require(isinstance(value, str) and value in list(kind), key, "is not a known word")
+        return kind(value)
+    if kind is date:
+        try:
+            day = date.fromisoformat(value)
+        except (TypeError, ValueError):
+            day = None
+        require(day is not None and day.isoformat() == value, key, "must be a day: 2026-01-31")
+        return day
+    require(type(value) is kind, key, f"must be of type {kind.__name__}")
+    require(kind is not float or math.isfinite(value), key, "must be a finite number")
+    return value
+
+
+def _decode_object(kind: Any, value: Any, key: str) -> Any:
+    require(isinstance(value, dict), key or "the file", "must be an object")
+    prefix = f"{key}." if key else ""
+    hints = get_type_hints(kind, include_extras=True)
+    expected = set(hints) | ({"type"} if kind in _TAGS else set())
+    for name in value.keys() | expected:
+        require(name in expected, prefix + name, "is unknown")
+        require(name in value, prefix + name, "is missing")
+    if kind in _TAGS:
+        require(value["type"] == _TAGS[kind], prefix + "type", "is unknown")
+    return kind(**{name: _decode(hint, value[name], prefix + name) for name, hint in hints.items()})

@@ -1,0 +1,467 @@
+"""The certificate: strict reading, recomputed claims, and words a privacy officer can rely on."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import random
+from datetime import date
+
+import pytest
+
+from dpmtv.errors import ArtifactError
+from dpmtv.privacy import accounting, certificate
+from dpmtv.privacy.certificate import (
+    Certificate,
+    Inference,
+    ModelIdentity,
+    Privacy,
+    Selection,
+    privacy_of,
+)
+from dpmtv.privacy.mechanisms import calibrate
+from dpmtv.privacy.sensitivity import NeighbourRelation
+
+HASH = hashlib.sha256(b"tensor").hexdigest()
+OTHER = hashlib.sha256(b"other").hexdigest()
+HEADS = ((0, 2), (), (1,))
+HEAD_DIMS = (4, 4, 6)
+
+
+def make(relation=NeighbourRelation.REPLACE_ONE, epsilon=1.0, **changes) -> Certificate:
+    mechanism = calibrate(
+        epsilon=epsilon,
+        delta=1e-5,
+        relation=relation,
+        chunks=100,
+        clip_norms=[1.5, 2.0],
+        block_sizes=[8, 6],
+    )
+    parts = {
+        "product_version": "0.1.0",
+        "created": date(2026, 3, 9),
+        "model": ModelIdentity(
+            id="HuggingFaceTB/SmolVLM-256M-Instruct",
+            revision="7e3e67edbbed1bf9888184d9df282b700a323964",
+            weights_sha256=None,
+            architecture="Idefics3ForConditionalGeneration",
+            heads=(3, 3, 3),
+            head_dims=HEAD_DIMS,
+        ),
+        "tensor_sha256": HASH,
+        "privacy": privacy_of(
+            mechanism, shots=4, query="private", clip_source="option", released_heads=HEADS
+        ),
+        "selection": Selection(mode="public", source_sha256=OTHER),
+        "inference": Inference(
+            patch="every-step",
+            alpha=1.0,
+            prompt_template_sha256=HASH,
+            answer_instruction="Antworte kurz – ein Wort.\n",
+            dtype="float32",
+        ),
+    }
+    return Certificate(**(parts | changes))
+
+
+def bare(**changes) -> Certificate:
+    """The certificate of a vector without noise."""
+    privacy = {
+        "relation": NeighbourRelation.REPLACE_ONE,
+        "unit": "record",
+        "chunks": 100,
+        "shots": 4,
+        "query": "private",
+        "clip_norms": (1.5, 2.0),
+        "clip_source": "public",
+        "released_heads": HEADS,
+        "block_sizes": (8, 6),
+    }
+    return make(privacy=Privacy(**(privacy | changes)))
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "certificate.json"
+
+
+def write_data(path, data) -> None:
+    """A changed file in canonical form, so that only the change itself can be refused."""
+    path.write_text(json.dumps(data, indent=2, sort_keys=True, ensure_ascii=False) + "\n", "utf-8")
+
+
+def data_of(path, original) -> dict:
+    certificate.write(original, path)
+    return json.loads(path.read_text("utf-8"))
+
+
+def put(data, key: str, value) -> None:
+    *parents, last = [int(k) if k.isdigit() else k for k in key.split(".")]
+    for parent in parents:
+        data = data[parent]
+    data[last] = value
+
+
+@pytest.mark.parametrize("original", [make(), make(NeighbourRelation.ZERO_OUT, 8.0), bare()])
+def test_round_trip_and_canonical_form(path, original):
+    certificate.write(original, path)
+    text = path.read_text("utf-8")
+    assert certificate.read(path) == original
+    assert text.startswith('{\n  "created": "2026-03-09",\n  "format_version": 1,\n')
+    assert text.endswith("}\n")
+    assert list(path.parent.iterdir()) == [path]
+    assert certificate.verify(original, HASH)
+
+
+def test_the_fields_are_the_agreed_ones_and_no_others(path):
+    data = data_of(path, make())
+    assert set(data) == {
+        *("format_version", "product_version", "created", "model", "tensor_sha256"),
+        *("privacy", "selection", "inference"),
+    }
+    assert data["privacy"]["events"] == [
+        {"type": "gaussian"} | dataclasses.asdict(make().privacy.events[0])
+    ]
+    assert data["privacy"]["sampler"].startswith("opendp discrete gaussian 0.")
+    assert data["privacy"]["accountant"].startswith("analytic gaussian, dp-accounting 0.")
+    assert data_of(path, bare())["privacy"]["epsilon"] == "inf"
+
+
+BAD_VALUES = [
+    ("format_version", True),
+    ("product_version", "0.1 from /home/me"),
+    ("created", "20260309"),
+    ("created", 20260309),
+    ("model.id", "/srv/models/vlm"),
+    ("model.id", "../vlm"),
+    ("model.id", "C:\\models\\vlm"),
+    ("model.id", None),
+    ("model.revision", "main"),
+    ("model.revision", None),
+    ("model.weights_sha256", "abc"),
+    ("model.architecture", "a b"),
+    ("model.heads", []),
+    ("model.heads", [3, 3, 0]),
+    ("model.head_dims", [4, 4, -6]),
+    ("model.head_dims", [4, 4]),
+    ("model.head_dims", 4),
+    ("tensor_sha256", HASH.upper()),
+    ("privacy", []),
+    ("privacy.relation", "add_remove"),
+    ("privacy.relation", 1),
+    ("privacy.unit", "patient"),
+    ("privacy.chunks", 100.0),
+    ("privacy.chunks", 0),
+    ("privacy.chunks", True),
+    ("privacy.shots", 0),
+    ("privacy.query", "both"),
+    ("privacy.query", ["private"]),
+    ("privacy.clip_norms", []),
+    ("privacy.clip_norms", [1.5]),
+    ("privacy.clip_norms.0", -1.5),
+    ("privacy.clip_norms.0", math.nan),
+    ("privacy.clip_source", "private"),
+    ("privacy.released_heads", [[0, 2], []]),
+    ("privacy.released_heads.0", [0, 3]),
+    ("privacy.released_heads.0", [2, 0]),
+    ("privacy.released_heads.0", [0, 0]),
+    ("privacy.released_heads.0", [-1, 0]),
+    ("privacy.block_sizes", [14]),
+    ("privacy.block_sizes", [14, 0]),
+    ("privacy.epsilon", "inf"),
+    ("privacy.epsilon", 1),
+    ("privacy.epsilon", -1.0),
+    ("privacy.epsilon", math.inf),
+    ("privacy.epsilon", math.nan),
+    ("privacy.delta", None),
+    ("privacy.delta", "inf"),
+    ("privacy.slack", -1e-9),
+    ("privacy.mu", None),
+    ("privacy.grid", 0.0),
+    ("privacy.scale", 1048576.0),
+    ("privacy.sampler", "numpy 1.0"),
+    ("privacy.accountant", "rdp 1.0"),
+    ("privacy.events", []),
+    ("privacy.events.0.type", "laplace"),
+    ("privacy.events.0.sigma", 0.0),
+    ("privacy.events.0", "gaussian"),
+    ("selection.mode", "private"),
+    ("selection.mode", "all"),
+    ("selection.source_sha256", "train.jsonl"),
+    ("inference.patch", "never"),
+    ("inference.alpha", 0.0),
+    ("inference.alpha", "1.0"),
+    ("inference.prompt_template_sha256", None),
+    ("inference.answer_instruction", "x" * 501),
+    ("inference.answer_instruction", "bell \a"),
+    ("inference.dtype", "float64"),
+]
+
+
+@pytest.mark.parametrize(("key", "value"), BAD_VALUES)
+def test_a_bad_value_is_refused_by_name(path, key, value):
+    data = data_of(path, make())
+    put(data, key, value)
+    write_data(path, data)
+    part = next(part for part in reversed(key.split(".")) if not part.isdigit())
+    named = "privacy" if key in ("privacy.delta", "privacy.mu") and value is None else part
+    named = {"id": "model", "mode": "selection", "heads": "head"}.get(named, named)
+    with pytest.raises(ArtifactError, match=named):
+        certificate.read(path)
+
+
+def test_two_events_are_refused(path):
+    data = data_of(path, make())
+    data["privacy"]["events"] *= 2
+    write_data(path, data)
+    with pytest.raises(ArtifactError, match=r"privacy\.events must hold the one event"):
+        certificate.read(path)
+
+
+@pytest.mark.parametrize("version", [0, 2, "1"])
+def test_another_version_is_refused_before_its_keys(path, version):
+    data = data_of(path, make()) | {"format_version": version, "new_key": 1}
+    write_data(path, data)
+    with pytest.raises(ArtifactError, match="unknown version"):
+        certificate.read(path)
+
+
+OBJECTS = ["", "model", "privacy", "privacy.events.0", "selection", "inference"]
+
+
+@pytest.mark.parametrize("place", OBJECTS)
+def test_unknown_missing_and_double_keys_are_refused_by_name(path, place):
+    data = data_of(path, make())
+    target = data
+    for part in place.split(".") if place else []:
+        target = target[int(part) if part.isdigit() else part]
+    target["seed"] = 1
+    write_data(path, data)
+    with pytest.raises(ArtifactError, match=r"seed is unknown"):
+        certificate.read(path)
+    del target["seed"]
+    for name in list(target):
+        value = target.pop(name)
+        write_data(path, data)
+        with pytest.raises(ArtifactError, match=rf"{name}( is missing|.*unknown version)"):
+            certificate.read(path)
+        target[name] = value
+        write_data(path, data)
+        line = f'"{name}": '
+        text = path.read_text("utf-8").replace(line, f'{line}0,\n"{name}": ')
+        path.write_text(text, "utf-8")
+        with pytest.raises(ArtifactError, match=f"{name} stands twice"):
+            certificate.read(path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"[]", b"null", b"{", b"\xff\xfe", b"[" * 100_000, b"1" * 5000, b'{"a": 1e999}'],
+)
+def test_files_that_are_no_certificate_are_refused(path, content):
+    path.write_bytes(content)
+    with pytest.raises(ArtifactError):
+        certificate.read(path)
+
+
+def test_a_missing_file_is_refused_without_its_folder(path):
+    with pytest.raises(ArtifactError, match=r"^certificate\.json is not"):
+        certificate.read(path)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda text: text + "\n",
+        lambda text: text.replace("\n", "\r\n"),
+        lambda text: text.replace("  ", " "),
+        lambda text: text.replace("1e-05", "0.00001"),
+        lambda text: text.replace("–", "\\u2013"),
+        lambda text: json.dumps(dict(reversed(json.loads(text).items())), indent=2) + "\n",
+    ],
+)
+def test_only_the_canonical_bytes_are_read(path, edit):
+    certificate.write(make(), path)
+    text = path.read_text("utf-8")
+    changed = edit(text)
+    assert changed != text
+    path.write_bytes(changed.encode("utf-8"))
+    with pytest.raises(ArtifactError, match="canonical"):
+        certificate.read(path)
+
+
+def test_what_could_not_be_read_is_not_written(path):
+    certificate.write(make(), path)
+    before = path.read_bytes()
+    inference = dataclasses.replace(make().inference, alpha=1)
+    with pytest.raises(ArtifactError, match=r"inference\.alpha must be of type float"):
+        certificate.write(make(inference=inference), path)
+    assert path.read_bytes() == before
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_failed_write_leaves_the_old_file(path, monkeypatch):
+    def fail(source, target):
+        raise OSError("disk")
+
+    certificate.write(bare(), path)
+    before = path.read_bytes()
+    monkeypatch.setattr(certificate.os, "replace", fail)
+    with pytest.raises(OSError, match="disk"):
+        certificate.write(make(), path)
+    assert path.read_bytes() == before
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_verify_says_what_it_checked():
+    lines = certificate.verify(make(), HASH)
+    assert "A hash beside the tensor shows accidents, not tampering." in lines[0]
+    assert "14 coordinates" in lines[1]
+    assert "replace_one, 100 chunks" in lines[2]
+    assert lines[3].startswith("The event costs ε = 1 at δ = 1e-05")
+    assert "NOT PRIVATE" in certificate.verify(bare(), HASH)[-1]
+
+
+def test_verify_refuses_another_tensor():
+    with pytest.raises(ArtifactError, match="tensor_sha256 does not match"):
+        certificate.verify(make(), OTHER)
+
+
+def changed(key: str, factor: float = 1.0, value=None) -> Certificate:
+    """One field of the privacy part (or its event, ``event.x``) multiplied or replaced."""
+    privacy = make().privacy
+    if key.startswith("event."):
+        name = key.removeprefix("event.")
+        old = getattr(privacy.events[0], name)
+        event = dataclasses.replace(privacy.events[0], **{name: value or type(old)(old * factor)})
+        return make(privacy=dataclasses.replace(privacy, events=(event,)))
+    old = getattr(privacy, key)
+    return make(privacy=dataclasses.replace(privacy, **{key: value or type(old)(old * factor)}))
+
+
+@pytest.mark.parametrize(
+    ("tampered", "reason"),
+    [
+        (changed("event.delta2", 0.5), "events.delta2"),
+        (changed("event.delta2", 1 - 1e-15), "events.delta2"),
+        (changed("event.delta2", 1 + 1e-11), "events.delta2"),
+        (changed("event.sigma", 2.0), "events.sigma"),
+        (changed("event.sigma", 1 + 1e-15), "events.sigma"),
+        (changed("event.scale", 2), "events.scale"),
+        (changed("event.d", 2), "events.d"),
+        (changed("relation", value=NeighbourRelation.ZERO_OUT), "events.delta2"),
+        (changed("chunks", 2), "events.delta2"),
+        (changed("clip_norms", value=(1.4, 2.0)), "events.delta2"),
+        (changed("clip_norms", value=(1.6, 2.0)), "too small"),
+        (changed("grid", 2.0), "events.sigma"),
+        (changed("grid", 0.5), "too small"),
+        (changed("scale", 2), "events.sigma"),
+        (changed("scale", 0.5), "too small"),
+        (changed("epsilon", 0.5), "too small"),
+        (changed("epsilon", 1 - 1e-9), "too small"),
+        (changed("epsilon", 2.0), "privacy.slack|privacy.epsilon"),
+        (changed("delta", 0.5), "too small"),
+        (changed("delta", 2.0), "privacy.epsilon"),
+        (changed("delta", value=1.5), "delta must lie"),
+        (changed("slack", 0.5), "privacy.slack"),
+        (changed("slack", 1 - 1e-11), "privacy.slack"),
+        (changed("mu", 0.5), "privacy.mu"),
+        (changed("mu", 1 - 1e-15), "privacy.mu"),
+        (changed("mu", 2.0), "privacy.mu"),
+        (changed("block_sizes", value=(8, 7)), "block_sizes"),
+        (changed("block_sizes", value=(6, 8)), None),
+        (changed("released_heads", value=((0, 1, 2), (), (1,))), "block_sizes"),
+        (changed("chunks", value=10**400), "privacy"),
+    ],
+)
+def test_verify_refuses_a_claim_that_does_not_hold(tampered, reason):
+    if reason is None:  # a public label: which block has which width changes no number
+        assert certificate.verify(tampered, HASH)
+        return
+    with pytest.raises(ArtifactError, match=reason):
+        certificate.verify(tampered, HASH)
+
+
+def test_verify_holds_the_selection_to_its_word():
+    for mode in ("all", "released"):
+        with pytest.raises(ArtifactError, match=r"selection\.mode"):
+            certificate.verify(make(selection=Selection(mode=mode, source_sha256=None)), HASH)
+
+
+# What a single changed byte may still alter: public labels that nothing else in the file depends
+# on. `verify` has neither tensor nor model at hand, so layers without a released head, and which of
+# two equally wide heads was released, are checked by whoever loads them. Of the slack only digits
+# below 1e-12 can change, and the recomputed price does not read it.
+LABELS = {
+    *("product_version", "created", "model.id", "model.revision", "model.architecture"),
+    *("model.heads", "model.head_dims", "privacy.released_heads", "privacy.shots"),
+    *("privacy.slack", "privacy.sampler", "privacy.accountant", "selection.source_sha256"),
+    *("inference.alpha", "inference.prompt_template_sha256", "inference.answer_instruction"),
+}
+
+
+def leaves(value, key="") -> dict:
+    if dataclasses.is_dataclass(value):
+        return {
+            k: v
+            for f in dataclasses.fields(value)
+            for k, v in leaves(getattr(value, f.name), f"{key}.{f.name}".lstrip(".")).items()
+        }
+    return {key: value}
+
+
+def test_a_changed_byte_is_refused_or_alters_a_public_label(path):
+    original = make()
+    certificate.write(original, path)
+    intact = path.read_bytes()
+    chance = random.Random(0)
+    survivors = set()
+    refused = 0
+    for _ in range(500):
+        content = bytearray(intact)
+        place = chance.randrange(len(content))
+        content[place] ^= chance.choice([1 << bit for bit in range(8)])
+        path.write_bytes(content)
+        try:
+            read = certificate.read(path)
+            certificate.verify(read, HASH)
+        except ArtifactError:
+            refused += 1
+            continue
+        before, after = leaves(original), leaves(read)
+        (different,) = [key for key in before if before[key] != after[key]]
+        survivors.add(different)
+    assert survivors <= LABELS
+    assert refused > 300
+
+
+def test_statement_under_replacement():
+    text = "\n".join(certificate.statement(make()))
+    assert "(ε = 1, δ = 1e-05)-differentially private" in text
+    assert "one record is replaced by another" in text
+    assert "factor 2.72" in text
+    assert "at most 8.43 %" in text
+    assert "per record" in text
+    assert "2.15" not in text
+
+
+def test_statement_of_the_papers_relation_names_its_worth_under_replacement():
+    text = "\n".join(certificate.statement(make(NeighbourRelation.ZERO_OUT)))
+    assert "one whole chunk becomes the null vector" in text
+    assert "the relation of the paper" in text
+    assert "per record" not in text
+    assert "under replace_one the same noise gives ε = 2.1547 at the same δ" in text
+
+
+def test_statement_when_the_slack_leaves_nothing_under_replacement():
+    original = make(NeighbourRelation.ZERO_OUT, 30.0)
+    event = original.privacy.events[0]
+    doubled = dataclasses.replace(event, delta2=2 * event.delta2)
+    assert accounting.epsilon_of([doubled], 1e-5) == math.inf
+    assert "an ε above 8" in "\n".join(certificate.statement(original))
+
+
+def test_statement_without_noise():
+    assert certificate.statement(bare())[0] == "NOT PRIVATE: no noise was added (ε = inf)."
