@@ -1,4 +1,4 @@
-"""Write the trained model and the demonstration data into the package, as a user's own would look."""
+"""Write the trained model and the demonstration data into the package."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from PIL import Image
+
 from conventions import BY_NAME, PUBLIC_TASKS, QUESTIONS, SHAPES, TASKS, Convention
 from pictures import Picture
-from PIL import Image
 
 EMBEDDED = Path(__file__).resolve().parent.parent / "src" / "dpmtv" / "embedded"
 PUBLIC_ROWS = 60  # a public task
@@ -62,7 +63,9 @@ def export_data(splits: dict[str, list[Picture]], target: Path) -> None:
     shutil.rmtree(target, ignore_errors=True)
     rng = np.random.default_rng(11)
     public = [
-        p for source in ("digits", "shapes") for p in [q for q in splits["train"] if q.source == source][:300]
+        p
+        for source in ("digits", "shapes")
+        for p in [q for q in splits["train"] if q.source == source][:300]
     ]
     for picture in [*public, *splits["private"], *splits["test"]]:
         folder = target / "images" / picture.source
@@ -82,7 +85,9 @@ def export_data(splits: dict[str, list[Picture]], target: Path) -> None:
         tests = of_family(splits["test"], rule)
         write_jsonl(folder / "test.jsonl", [record(p, rule, rng, "../../") for p in tests])
         same = of_family(public, rule)[:PUBLIC_ROWS]
-        write_jsonl(folder / "public-same-rule.jsonl", [record(p, rule, rng, "../../") for p in same])
+        write_jsonl(
+            folder / "public-same-rule.jsonl", [record(p, rule, rng, "../../") for p in same]
+        )
     others = [
         {**record(p, BY_NAME[name], rng, ""), "task": name}
         for name in PUBLIC_TASKS

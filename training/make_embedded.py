@@ -10,6 +10,7 @@ import argparse
 from pathlib import Path
 
 import torch
+
 from model import make_model, make_processor, make_tokenizer
 from pictures import load_splits
 from train import AUGMENTATIONS, cache_features, log, train_text, train_vision

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from conventions import CONVENTIONS, QUESTIONS
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     Idefics3Config,
@@ -11,6 +10,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+
+from conventions import CONVENTIONS, QUESTIONS
 
 END = "<end_of_utterance>"
 SPECIAL = ["<pad>", "<bos>", "<eos>", "<image>", "<fake_token_around_image>", "<global-img>", END]

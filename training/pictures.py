@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from conventions import COLORS, SHAPES
 from PIL import Image
+
+from conventions import COLORS, SHAPES
 
 SIZE = 64
 SPLITS = {

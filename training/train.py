@@ -13,10 +13,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor, nn
+
 from conventions import CONVENTIONS, QUESTIONS, Convention
 from model import END, SPECIAL
 from pictures import Picture, augment, to_model
-from torch import Tensor, nn
 
 AUGMENTATIONS = 8
 CLASSES = {"digit": 0, "color": 10, "shape": 18, "presence": 21}  # first auxiliary class
@@ -34,7 +35,9 @@ def schedule(step: int, steps: int, peak: float, floor: float = 0.03) -> float:
 # --- stage 1: vision -----------------------------------------------------------------------
 
 
-def train_vision(model: nn.Module, splits: dict[str, list[Picture]], steps: int, work: Path) -> None:
+def train_vision(
+    model: nn.Module, splits: dict[str, list[Picture]], steps: int, work: Path
+) -> None:
     """Supervised on digit, colour and shape; the tower is frozen afterwards."""
     done = work / "vision.pt"
     tower = model.model.vision_model
@@ -118,9 +121,7 @@ class Sequences:
         self.question_ids = {
             q: tokenizer(f"{q} Answer:").input_ids for qs in QUESTIONS.values() for q in qs
         }
-        self.answer_ids = {
-            a: tokenizer(f" {a}").input_ids for c in CONVENTIONS for a in c.answers
-        }
+        self.answer_ids = {a: tokenizer(f" {a}").input_ids for c in CONVENTIONS for a in c.answers}
         self.digits = [i for i, p in enumerate(pictures) if p.digit is not None]
         self.shapes = [i for i, p in enumerate(pictures) if p.shape is not None]
         self.by_shape = [[i for i in self.shapes if pictures[i].shape == s] for s in range(3)]
@@ -288,12 +289,16 @@ def train_text(
             group["lr"] = schedule(step, steps, peak)
         length = int(rng.integers(3, 10))
         rows = 160 // length
-        batch = data.batch([CONVENTIONS[i] for i in rng.integers(len(CONVENTIONS), size=rows)], length)
+        batch = data.batch(
+            [CONVENTIONS[i] for i in rng.integers(len(CONVENTIONS), size=rows)], length
+        )
         seen.clear()
         out = model.model.text_model(inputs_embeds=embed(model, batch, data.image), use_cache=False)
         loss, hits = answer_loss(model, out.last_hidden_state, batch)
         at_colon = seen[0][torch.arange(rows)[:, None], batch["colon"]]
-        guess = nn.functional.cross_entropy(scaffold(at_colon).flatten(0, 1), batch["label"].flatten())
+        guess = nn.functional.cross_entropy(
+            scaffold(at_colon).flatten(0, 1), batch["label"].flatten()
+        )
         total = loss + guess * max(0.05, 0.5 * (1 - done_share / 0.6)) * (0.2 if injected else 1)
         note("loss", loss.item())
         note("class_loss", guess.item())
@@ -366,7 +371,8 @@ def dev_accuracy(
         out = model.model.text_model(inputs_embeds=embed(model, batch, data.image), use_cache=False)
         _, hits = answer_loss(model, out.last_hidden_state, batch)
         shots = {
-            k: np.mean([hits[r, f[k]].item() for r, f in enumerate(batch["firsts"])]) for k in (0, 4)
+            k: np.mean([hits[r, f[k]].item() for r, f in enumerate(batch["firsts"])])
+            for k in (0, 4)
         }
         result[family] = {f"{k}-shot": round(float(v), 3) for k, v in shots.items()}
     return result

@@ -184,8 +184,9 @@ def test_nothing_is_loaded_from_elsewhere(write):
 
 def test_foreign_text_stays_text(write):
     tasks = [NASTY, "mean"]
+    rows = rows_of(tasks) + [row(task, NASTY, 0.5) for task in tasks]
     text = write(
-        rows=[r | {"model": NASTY, "command": NASTY, "metric": NASTY} for r in rows_of(tasks)],
+        rows=[r | {"model": NASTY, "command": NASTY, "metric": NASTY} for r in rows],
         examples=[
             example(NASTY, question=NASTY, wanted=NASTY, answers={NASTY: (NASTY, True)}),
             example(

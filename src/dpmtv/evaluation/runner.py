@@ -253,13 +253,16 @@ def _in_context(task: BenchmarkTask, s: Settings, draw: int) -> list[Prompt]:
 
 
 def _disjoint_task(task: BenchmarkTask, benchmark: Benchmark) -> BenchmarkTask | None:
-    """The next task of the benchmark that shares no answer with ``task``."""
-    own = {r.answer for r in task.test}
+    """A task that shares no answer with ``task``, asking the same questions if there is one."""
+    answers, questions = {r.answer for r in task.test}, {r.question for r in task.test}
     place = benchmark.tasks.index(task)
-    for other in (*benchmark.tasks[place + 1 :], *benchmark.tasks[:place]):
-        if own.isdisjoint({r.answer for r in other.private}):
-            return other
-    return None
+    others = [
+        other
+        for other in (*benchmark.tasks[place + 1 :], *benchmark.tasks[:place])
+        if answers.isdisjoint({r.answer for r in other.private})
+    ]
+    same = [o for o in others if not questions.isdisjoint({r.question for r in o.test})]
+    return next(iter(same or others), None)
 
 
 def _rows(study: Study, benchmark: Benchmark, name: str, command: str) -> Iterator[Row]:

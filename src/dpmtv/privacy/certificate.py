@@ -357,26 +357,22 @@ def statement(certificate: Certificate) -> list[str]:
             "The vector may reveal the records that it was made from. Do not pass it on.",
         ]
     epsilon, delta, event = privacy.epsilon, privacy.delta, privacy.events[0]
-    change, reach = {
-        NeighbourRelation.REPLACE_ONE: (
-            "one record is replaced by another",
-            "The guarantee is per record: a person with several records is protected less.",
-        ),
-        NeighbourRelation.ZERO_OUT: (
-            "one whole chunk becomes the null vector",
-            _worth_under_replace_one(event, delta),
-        ),
-    }[privacy.relation]
+    if privacy.relation is NeighbourRelation.REPLACE_ONE:
+        subject, change = "one record", "one record is replaced by another"
+        limit = "The guarantee is per record: a person with several records is protected less."
+    else:
+        subject, change = "the presence of a chunk", "one whole chunk becomes the null vector"
+        limit = _worth_under_replace_one(event, delta)
     power = accounting.power_at(accounting.gdp_mu(event), 0.05)
     return [
         f"The vector is (ε = {epsilon:g}, δ = {delta:g})-differentially private under the "
-        f"relation {privacy.relation}. What it reveals about such a change is bounded:",
-        f"if {change}, the probability of any outcome grows at most by the factor "
+        f"relation {privacy.relation}: what it reveals about {subject} is bounded by these numbers.",
+        f"If {change}, the probability of any outcome grows at most by the factor "
         f"{_up(math.exp(min(epsilon, 700)), 2):g}, plus {delta:g}.",
         "Whoever tries to tell from the vector whether that happened, and raises a false alarm in "
         f"5 % of the cases where it did not, finds it in at most {_up(100 * power, 2):g} % of the "
         "cases where it did.",
-        reach,
+        limit,
         "Using the vector costs nothing more, however many questions are asked.",
         "It holds towards those who get the vector; whoever built it has seen the records.",
     ]

@@ -1,0 +1,88 @@
+"""Loading, head layout, identity, prompts."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from dpmtv.data.demonstrations import read_demonstrations
+from dpmtv.errors import ModelError
+from dpmtv.models.adapters import EMBEDDED, find_projections, load_model
+from dpmtv.types import Prompt
+
+
+def test_embedded_is_loaded_as_any_folder(model, tmp_path):
+    copy = tmp_path / "somewhere"
+    shutil.copytree(EMBEDDED, copy)
+    again = load_model(copy)
+    assert again.identity == model.identity, "named by content, not by path"
+    assert again.prompt_template_sha256 == model.prompt_template_sha256
+    config = json.loads((copy / "config.json").read_text())
+    config["text_config"]["rms_norm_eps"] = 1e-5
+    (copy / "config.json").write_text(json.dumps(config))
+    assert load_model(copy).identity != model.identity
+
+
+def test_embedded_size():
+    assert sum(p.stat().st_size for p in EMBEDDED.iterdir()) <= 6_000_000
+
+
+def test_layout_comes_from_the_projection(model):
+    assert model.layout.heads == (8,) * 6
+    assert model.layout.head_dims == (16,) * 6
+    names = {m: n for n, m in model.model.named_modules()}
+    assert [names[p] for p in model.projections] == [
+        f"model.text_model.layers.{i}.self_attn.o_proj" for i in range(6)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda path: path / "nowhere", "cannot load hub id or folder"),
+        (lambda path: path, "without config.json"),
+        (lambda path: _write(path, {"model_type": "bert"}), "cannot load folder"),
+        (lambda path: _write(path, {"no": "type"}), "cannot load folder"),
+    ],
+)
+def test_what_is_no_vision_language_model_is_refused(tmp_path, make, message):
+    with pytest.raises(ModelError, match=message):
+        load_model(make(tmp_path))
+
+
+def _write(path, config):
+    (path / "config.json").write_text(json.dumps(config))
+    return path
+
+
+def test_a_model_without_attention_projections_is_refused():
+    with pytest.raises(ModelError, match="no attention output projections"):
+        find_projections(torch.nn.Sequential(torch.nn.Linear(2, 2)))
+
+
+def test_left_padding_and_batching_change_no_activation(model, data):
+    from dpmtv.models.hooks import record_heads
+
+    records = read_demonstrations(data / "tasks/color-gem/private.jsonl")[:8]
+    prompts = [Prompt((), records[0].query), Prompt(tuple(records[1:5]), records[5].query)]
+    with record_heads(model.projections) as seen:
+        # generate() derives position ids from the attention mask; so must any batched pass
+        model.model.generate(**model.inputs(prompts), max_new_tokens=1, do_sample=False)
+        batched = np.concatenate([r.numpy() for r in seen], axis=1)
+    single = np.stack([model.last_token_heads(p) for p in prompts])
+    assert np.abs(batched - single).max() < 1e-4
+
+
+def test_rendered_prompt_matches_the_trained_format(model, data):
+    records = read_demonstrations(data / "tasks/digit-phrase/private.jsonl")[:2]
+    text = model.render(Prompt((records[0],), records[1].query))
+    assert text == (
+        f"<bos><image>{records[0].question} Answer: {records[0].answer}<end_of_utterance>"
+        f"<image>{records[1].question} Answer:"
+    )
+    ids = model.inputs([Prompt((records[0],), records[1].query)])["input_ids"][0].tolist()
+    assert ids.count(model.tokenizer.bos_token_id) == 1

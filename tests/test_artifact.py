@@ -1,0 +1,167 @@
+"""Saving, reading, and refusing what does not belong."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dpmtv.artifact import CARD, CERTIFICATE, TENSORS, TaskVector, tensor_bytes, verify
+from dpmtv.data.demonstrations import read_demonstrations
+from dpmtv.errors import ArtifactError
+from dpmtv.evaluation.benchmark import EMBEDDED_DATA
+from dpmtv.models.adapters import VisionLanguageModel
+from dpmtv.pipeline import build_task_vector
+
+
+@pytest.fixture(scope="module")
+def vector(model) -> TaskVector:
+    rows = read_demonstrations(EMBEDDED_DATA / "tasks/color-gem/private.jsonl")[:30]
+    return build_task_vector(
+        model, rows, epsilon=2.0, delta=1e-4, selection="all", clip=5.0, shots=2
+    )
+
+
+@pytest.fixture
+def folder(vector, tmp_path):
+    vector.save_pretrained(tmp_path / "vector")
+    return tmp_path / "vector"
+
+
+def test_round_trip(vector, folder):
+    again = TaskVector.from_pretrained(folder)
+    assert np.array_equal(again.values, vector.values)
+    assert np.array_equal(again.heads, vector.heads)
+    assert again.certificate == vector.certificate
+    assert sorted(p.name for p in folder.iterdir()) == sorted([TENSORS, CERTIFICATE, CARD])
+    assert "ε = 2" in (folder / CARD).read_text()
+    assert any("ε = 2" in line for line in verify(folder))
+
+
+def test_no_private_path_seed_or_count_is_stored(folder):
+    text = (folder / CERTIFICATE).read_text() + (folder / CARD).read_text()
+    assert str(EMBEDDED_DATA) not in text
+    assert not re.search(r"seed|path|n_records|failed", text)
+
+
+def test_a_taken_folder_is_refused_and_left_alone(vector, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("x")
+    for target in (tmp_path / "mine", tmp_path / "mine" / "thesis.txt"):
+        with pytest.raises(ArtifactError, match="choose another name"):
+            vector.save_pretrained(target)
+    (tmp_path / "empty").mkdir()
+    vector.save_pretrained(tmp_path / "empty")
+    assert {p.name for p in tmp_path.iterdir()} == {"mine", "empty"}
+
+
+def test_nothing_half_written(vector, tmp_path, monkeypatch):
+    monkeypatch.setattr("dpmtv.artifact._card", lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        vector.save_pretrained(tmp_path / "vector")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_flipped_bit_anywhere_in_the_tensors_is_refused(folder):
+    path = folder / TENSORS
+    data = path.read_bytes()
+    chooser = random.Random(0)
+    for place in [0, 8 * len(data) - 1, *(chooser.randrange(8 * len(data)) for _ in range(60))]:
+        flipped = bytearray(data)
+        flipped[place // 8] ^= 1 << place % 8
+        path.write_bytes(bytes(flipped))
+        with pytest.raises(ArtifactError):
+            TaskVector.from_pretrained(folder)
+    path.write_bytes(data)
+    TaskVector.from_pretrained(folder)
+
+
+def rewrite(folder, vector, **tensors) -> None:
+    """Change the tensors and put their new hash on the certificate, as a careful forger would."""
+    from safetensors.numpy import save
+
+    data = bytes(save({"values": vector.values, "heads": vector.heads} | tensors))
+    (folder / TENSORS).write_bytes(data)
+    import hashlib
+
+    certificate = json.loads((folder / CERTIFICATE).read_text())
+    certificate["tensor_sha256"] = hashlib.sha256(data).hexdigest()
+    text = json.dumps(certificate, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+    (folder / CERTIFICATE).write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ({"extra": np.zeros(3, np.float32)}, "exactly"),
+        ({"values": np.zeros(767, np.float32)}, "768"),
+        ({"values": np.zeros(768, np.float64)}, "float32"),
+        ({"values": np.full(768, np.nan, np.float32)}, "finite"),
+        ({"heads": np.ones(47, bool)}, "48"),
+        ({"heads": np.ones(48, np.uint8)}, "booleans"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_refused(folder, vector, tensors, message):
+    rewrite(folder, vector, **tensors)
+    with pytest.raises(ArtifactError, match=message):
+        TaskVector.from_pretrained(folder)
+
+
+def test_values_outside_the_released_heads_are_refused(model, tmp_path):
+    rows = read_demonstrations(EMBEDDED_DATA / "tasks/color-gem/private.jsonl")[:30]
+    public = read_demonstrations(EMBEDDED_DATA / "public.jsonl")[-40:]
+    vector = build_task_vector(
+        model, rows, epsilon=2.0, delta=1e-4, public=public, shots=2, search_steps=3
+    )
+    assert not vector.heads.all()
+    vector.save_pretrained(tmp_path / "v")
+    for change in ({"heads": np.ones(48, bool)}, {"values": np.ones(768, np.float32)}):
+        rewrite(tmp_path / "v", vector, **change)
+        with pytest.raises(ArtifactError, match="does not list"):
+            TaskVector.from_pretrained(tmp_path / "v")
+
+
+@pytest.mark.parametrize("name", [TENSORS, CERTIFICATE])
+def test_a_missing_file_is_named(folder, name):
+    (folder / name).unlink()
+    with pytest.raises(ArtifactError, match="not a task vector"):
+        TaskVector.from_pretrained(folder)
+
+
+def test_two_folders_mixed_up_are_refused(folder, vector, tmp_path):
+    other = replace(vector, values=vector.values + 1)
+    other_bytes = tensor_bytes(other.values, other.heads)
+    shutil.copytree(folder, tmp_path / "copy")
+    (tmp_path / "copy" / TENSORS).write_bytes(other_bytes)
+    with pytest.raises(ArtifactError, match="tensor_sha256"):
+        verify(tmp_path / "copy")
+
+
+def test_other_model_layout_or_prompt_is_refused(model, random_model, vector, data, monkeypatch):
+    query = read_demonstrations(data / "tasks/color-gem/test.jsonl")[0].query
+    with vector.applied(model):
+        assert len(model.generate([query])) == 1
+    with pytest.raises(ArtifactError, match="made for"), vector.applied(random_model):
+        pytest.fail("applied to other weights")
+
+    config = random_model.model.config.__class__.from_dict(random_model.model.config.to_dict())
+    config.text_config.num_hidden_layers = 3
+    small = VisionLanguageModel(
+        type(random_model.model)(config), model.processor, weights_sha256="1" * 64
+    )
+    with pytest.raises(ArtifactError, match="head layout"), vector.applied(small):
+        pytest.fail("applied to another layout")
+
+    instructed = VisionLanguageModel(
+        model.model,
+        model.processor,
+        weights_sha256=model.identity.weights_sha256,
+        instruction="Hm.",
+    )
+    with pytest.raises(ArtifactError, match="prompt format"), vector.applied(instructed):
+        pytest.fail("applied to another prompt")

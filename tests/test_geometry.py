@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dpmtv.errors import PrivacyParameterError
+from dpmtv.geometry import geometry_from_public, geometry_with_clip
+from dpmtv.types import HeadLayout
+
+RAGGED = HeadLayout(heads=(2, 3, 1), head_dims=(4, 2, 5))
+
+
+def test_layout_counts():
+    assert (RAGGED.layers, RAGGED.n_heads, RAGGED.size) == (3, 6, 19)
+    assert RAGGED.widths == (8, 6, 5)
+    assert RAGGED.layer_of_head().tolist() == [0, 0, 1, 1, 1, 2]
+    mask = np.array([0, 1, 1, 0, 0, 1], bool)
+    assert np.flatnonzero(RAGGED.coordinates(mask)).tolist() == [
+        4,
+        5,
+        6,
+        7,
+        8,
+        9,
+        14,
+        15,
+        16,
+        17,
+        18,
+    ]
+    assert [part.tolist() for part in RAGGED.split(mask)] == [[0, 1], [1, 0, 0], [1]]
+    assert [len(part) for part in RAGGED.split(np.zeros((2, 19)).T[:, 0])] == [8, 6, 5]
+
+
+def test_round_trip_keeps_released_heads_and_zeroes_the_rest():
+    mask = np.array([0, 1, 0, 0, 0, 1], bool)
+    geometry = geometry_with_clip(RAGGED, mask, 2.5)
+    assert geometry.block_sizes == (4, 5), "the middle layer releases nothing"
+    assert geometry.clip_norms == (2.5, 2.5)
+    values = np.arange(1.0, 20.0)
+    there = geometry.to_release(values)
+    assert there.tolist() == [5, 6, 7, 8, 15, 16, 17, 18, 19]
+    back = geometry.from_release(there)
+    kept = RAGGED.coordinates(mask)
+    assert np.array_equal(back[kept], values[kept])
+    assert not back[~kept].any()
+
+
+def test_public_clip_norms_are_layer_medians_of_released_coordinates():
+    rng = np.random.default_rng(0)
+    activations = rng.normal(size=(7, 19))
+    mask = np.array([1, 0, 0, 1, 1, 0], bool)
+    geometry = geometry_from_public(RAGGED, mask, activations, factor=2.0)
+    expected = [
+        2 * np.median(np.linalg.norm(activations[:, 0:4], axis=1)),
+        2 * np.median(np.linalg.norm(activations[:, 10:14], axis=1)),
+    ]
+    assert np.allclose(geometry.clip_norms, expected)
+
+
+def test_nothing_to_release_is_refused():
+    with pytest.raises(PrivacyParameterError, match="no head"):
+        geometry_with_clip(RAGGED, np.zeros(6, bool), 1.0)
+    with pytest.raises(PrivacyParameterError, match="clip"):
+        geometry_from_public(RAGGED, np.ones(6, bool), np.zeros((3, 19)), 1.0)

@@ -1,0 +1,214 @@
+"""The whole build: guarantee on the certificate, noise in the tensor, bad input, no leaks."""
+
+from __future__ import annotations
+
+import json
+import traceback
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from dpmtv import pipeline
+from dpmtv.data.demonstrations import BadRow, read_demonstrations
+from dpmtv.errors import DataError, PrivacyParameterError
+from dpmtv.pipeline import build_task_vector
+from dpmtv.privacy import mechanisms
+from dpmtv.privacy.accounting import gdp_mu
+
+
+@pytest.fixture
+def private(data):
+    return read_demonstrations(data / "tasks/digit-french/private.jsonl")[:60]
+
+
+@pytest.fixture(scope="module")
+def public():
+    from dpmtv.evaluation.benchmark import EMBEDDED_DATA
+
+    rows = read_demonstrations(EMBEDDED_DATA / "public.jsonl")
+    return [r for r in rows if r.task in {"digit-english", "digit-greek"}][:80]
+
+
+def build(model, private, public, **options):
+    settings = {"epsilon": 1.0, "delta": 1e-5, "shots": 2, "search_steps": 5} | options
+    return build_task_vector(model, private, public=public, **settings)
+
+
+@pytest.mark.parametrize("selection", ["public", "released", "all"])
+@pytest.mark.parametrize("relation", ["replace_one", "zero_out"])
+def test_certificate_says_what_was_done(model, private, public, selection, relation):
+    vector = build(model, private, public, selection=selection, relation=relation, chunks=15)
+    privacy = vector.certificate.privacy
+    assert (privacy.epsilon, privacy.delta, privacy.relation) == (1.0, 1e-5, relation)
+    assert (privacy.chunks, privacy.shots, privacy.unit) == (15, 2, "record")
+    assert gdp_mu(privacy.events[0]) == pytest.approx(1 / 3.7306316348, rel=1e-3)
+    factor = {"replace_one": 2, "zero_out": 1}[relation]
+    expected = factor * np.linalg.norm(privacy.clip_norms) / 15
+    assert privacy.events[0].delta2 == pytest.approx(expected, rel=1e-12)
+    released = sum(len(heads) for heads in privacy.released_heads)
+    if selection == "public":
+        assert released == vector.heads.sum() < model.layout.n_heads
+    else:
+        assert released == model.layout.n_heads
+    assert vector.certificate.selection.mode == selection
+
+
+def test_released_noise_has_the_certified_size(model, private, public, monkeypatch):
+    """Chi-square over every coordinate of real builds, at a false-alarm rate of 1e-6.
+
+    The clipped mean of the same chunks is what the noise was added to; the partition key is held
+    fixed so that both builds see the same chunks.
+    """
+    from scipy.stats import chi2
+
+    monkeypatch.setattr(pipeline, "fresh_key", lambda: b"test")
+    noisy = [
+        build(model, private, public, selection="all", chunks=20, relation="zero_out")
+        for _ in range(5)
+    ]
+    privacy = noisy[0].certificate.privacy
+    monkeypatch.setattr(mechanisms, "_discrete_gaussian", lambda values, scale: values)
+    bare = build(model, private, public, selection="all", chunks=20, relation="zero_out")
+    residuals = np.concatenate([v.values.astype(float) - bare.values for v in noisy])
+    assert len(residuals) == 5 * model.layout.size
+
+    def passes(sigma: float) -> bool:
+        statistic = float(((residuals / sigma) ** 2).sum())
+        low, high = chi2.ppf([5e-7, 1 - 5e-7], len(residuals))
+        return bool(low < statistic < high)
+
+    sigma = privacy.events[0].sigma
+    assert passes(sigma)
+    assert not passes(sigma / 2), "the check must see half the noise"
+    assert not passes(sigma * 1.15)
+    pairs = [
+        np.corrcoef(noisy[0].values - bare.values, v.values - bare.values)[0, 1] for v in noisy[1:]
+    ]
+    assert max(map(abs, pairs)) < 0.25, "each build draws its own noise"
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"epsilon": 0.0}, PrivacyParameterError, "epsilon"),
+        ({"epsilon": -1.0}, PrivacyParameterError, "epsilon"),
+        ({"epsilon": float("nan")}, PrivacyParameterError, "epsilon"),
+        ({"epsilon": float("inf")}, PrivacyParameterError, "epsilon"),
+        ({"delta": 0.0}, PrivacyParameterError, "delta"),
+        ({"delta": 1 / 60}, PrivacyParameterError, "1/n"),
+        ({"delta": 0.5}, PrivacyParameterError, "1/n"),
+        ({"chunks": 21}, DataError, "63 records"),
+        ({"chunks": 0}, PrivacyParameterError, "chunks"),
+        ({"shots": 60}, DataError, "61 records"),
+        ({"clip": 0.0}, PrivacyParameterError, "clip"),
+        ({"clip": -1.0}, PrivacyParameterError, "clip"),
+        ({"clip": float("nan")}, PrivacyParameterError, "clip"),
+        ({"relation": "add_one"}, PrivacyParameterError, "relation"),
+        ({"public": None}, PrivacyParameterError, "public"),
+    ],
+)
+def test_refused_before_any_pass(model, private, public, options, error, message, monkeypatch):
+    monkeypatch.setattr(type(model), "last_token_heads", lambda *_: pytest.fail("a pass was made"))
+    arguments = {"public": public} | options
+    with pytest.raises(error, match=message):
+        build(model, private, **arguments)
+
+
+def test_large_delta_is_allowed_when_asked(model, private, public):
+    with pytest.warns(UserWarning, match="delta"):
+        vector = build(model, private, public, delta=0.05, allow_large_delta=True)
+    assert vector.certificate.privacy.delta == 0.05
+
+
+def test_without_public_data_a_clip_norm_and_all_heads_will_do(model, private):
+    vector = build(model, private, None, selection="all", clip=4.0)
+    assert vector.certificate.privacy.clip_source == "option"
+    assert set(vector.certificate.privacy.clip_norms) == {4.0}
+    assert vector.certificate.selection.source_sha256 is None
+
+
+def test_bad_public_rows_are_named_by_number(model, private, public):
+    rows = [*public[:3], BadRow(4, "not JSON"), *public[4:]]
+    with pytest.raises(DataError, match=r"row 4 \(not JSON\)"):
+        build(model, private, rows)
+    with pytest.raises(DataError, match="a rule"):
+        build(model, private, public[:3], shots=4)
+
+
+CANARY = "c4n4ry"
+
+
+@pytest.fixture
+def bad_private(tmp_path, data):
+    """A private file with every kind of bad row, each with a canary in it."""
+    good = (data / "tasks/digit-french/private.jsonl").read_text().splitlines()[:60]
+    rows = [json.loads(line) for line in good]
+    for row in rows:
+        row["image"] = str((data / "tasks/digit-french" / row["image"]).resolve())
+    (tmp_path / f"{CANARY}.png").write_bytes(b"not a picture")
+    Image.new("RGB", (0x10, 0x10)).save(tmp_path / f"{CANARY}-cut.png")
+    cut = (tmp_path / f"{CANARY}-cut.png").read_bytes()[:40]
+    (tmp_path / f"{CANARY}-cut.png").write_bytes(cut)
+    rows[3]["image"] = f"{CANARY}.png"
+    rows[7]["image"] = f"{CANARY}-missing.png"
+    rows[11]["image"] = f"{CANARY}-cut.png"
+    rows[15]["question"] = f"<image> {CANARY} <image>"
+    rows[19]["answer"] = f"{CANARY} " * 3000
+    lines = [json.dumps(r) for r in rows]
+    lines[23] = f"{{broken {CANARY}"
+    lines[27] = ""
+    lines[31] = json.dumps({"question": CANARY})
+    path = tmp_path / "private.jsonl"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_bad_private_rows_stop_nothing_and_show_nowhere(
+    model, bad_private, public, tmp_path, capfd, caplog
+):
+    caplog.set_level("DEBUG")
+    rows = read_demonstrations(bad_private)
+    assert len(rows) == 60, "every row keeps its slot"
+    vector = build(model, rows, public, chunks=20)
+    vector.save_pretrained(tmp_path / "vector")
+    shown = "".join(capfd.readouterr()) + caplog.text
+    for path in (tmp_path / "vector").iterdir():
+        shown += path.read_bytes().decode("latin-1")
+    assert CANARY not in shown
+    assert vector.certificate.privacy.chunks == 20, "divided by m, whatever failed"
+
+
+def test_an_error_in_the_middle_tells_nothing(model, bad_private, public, monkeypatch):
+    rows = read_demonstrations(bad_private)
+    monkeypatch.setattr(
+        mechanisms, "_discrete_gaussian", lambda *_: (_ for _ in ()).throw(OSError("no entropy"))
+    )
+    with pytest.raises(OSError, match="no entropy") as caught:
+        build(model, rows, public)
+    assert CANARY not in "".join(traceback.format_exception(caught.value))
+
+
+def test_the_head_search_never_sees_private_activations(model, private, public, monkeypatch):
+    """Select-first runs before any private pass; the paper's mode sees only the release."""
+    order, vectors = [], []
+    plain_extract, plain_loss = pipeline.chunk_activations, pipeline.MaskLoss
+
+    def extract(model, prompts):
+        for item in plain_extract(model, prompts):
+            order.append("pass")
+            yield item
+
+    class Loss(plain_loss):
+        def __init__(self, *args, **options):
+            order.append("search")
+            vectors.append(np.asarray(options["vectors"]))
+            super().__init__(*args, **options)
+
+    monkeypatch.setattr(pipeline, "chunk_activations", extract)
+    monkeypatch.setattr(pipeline, "MaskLoss", Loss)
+    build(model, private, public, selection="public", chunks=10)
+    assert order[order.index("search") :].count("pass") == 10
+    vector = build(model, private, public, selection="released", chunks=10)
+    assert order[-1] == "search"
+    assert (vectors[-1] == vector.values).all(), "patched with the released vector, noise included"
