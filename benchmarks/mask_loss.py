@@ -54,7 +54,7 @@ def full_pass_losses(
     where = slice(length - 1, length) if patch == "prompt" else slice(length - 1, None)
     losses = []
     for rows in [masks] if batched else [m[None] for m in masks]:
-        batch = {k: v.expand(len(rows), *v.shape[1:]) for k, v in inputs.items()}
+        batch = {k: v.repeat_interleave(len(rows), 0) for k, v in inputs.items()}
         with patch_heads(
             model.projections,
             model.by_layer(vector),
@@ -74,7 +74,7 @@ def large_model(small: VisionLanguageModel) -> VisionLanguageModel:
     text.num_attention_heads = text.num_key_value_heads = 12
     text.head_dim, text.vocab_size, text.initializer_range = 64, 20_000, 0.05
     torch.manual_seed(0)
-    model = type(small.model)(config)
+    model = type(small.model)(config).float()
     model.generation_config = small.model.generation_config
     return VisionLanguageModel(model, small.processor, weights_sha256="0" * 64)
 

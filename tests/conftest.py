@@ -29,7 +29,7 @@ def model(_quiet: None) -> VisionLanguageModel:
 def random_model(model: VisionLanguageModel) -> VisionLanguageModel:
     """Same family and processor, random weights: every head matters a little everywhere."""
     torch.manual_seed(0)
-    fresh = type(model.model)(model.model.config)
+    fresh = type(model.model)(model.model.config).float()
     fresh.generation_config = model.model.generation_config
     return VisionLanguageModel(fresh, model.processor, weights_sha256="0" * 64, max_new_tokens=4)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import hashlib
 import random
 import re
 import shutil
@@ -17,6 +17,7 @@ from dpmtv.errors import ArtifactError
 from dpmtv.evaluation.benchmark import EMBEDDED_DATA
 from dpmtv.models.adapters import VisionLanguageModel
 from dpmtv.pipeline import build_task_vector
+from dpmtv.privacy import certificate as certificates
 
 
 @pytest.fixture(scope="module")
@@ -67,8 +68,9 @@ def test_nothing_half_written(vector, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_flipped_bit_anywhere_in_the_tensors_is_refused(folder):
-    path = folder / TENSORS
+@pytest.mark.parametrize("name", [TENSORS, CERTIFICATE])
+def test_a_flipped_bit_anywhere_is_refused(folder, name):
+    path = folder / name
     data = path.read_bytes()
     chooser = random.Random(0)
     for place in [0, 8 * len(data) - 1, *(chooser.randrange(8 * len(data)) for _ in range(60))]:
@@ -87,12 +89,8 @@ def rewrite(folder, vector, **tensors) -> None:
 
     data = bytes(save({"values": vector.values, "heads": vector.heads} | tensors))
     (folder / TENSORS).write_bytes(data)
-    import hashlib
-
-    certificate = json.loads((folder / CERTIFICATE).read_text())
-    certificate["tensor_sha256"] = hashlib.sha256(data).hexdigest()
-    text = json.dumps(certificate, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
-    (folder / CERTIFICATE).write_text(text)
+    certificate = replace(vector.certificate, tensor_sha256=hashlib.sha256(data).hexdigest())
+    certificates.write(certificate, folder / CERTIFICATE)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +150,7 @@ def test_other_model_layout_or_prompt_is_refused(model, random_model, vector, da
     config = random_model.model.config.__class__.from_dict(random_model.model.config.to_dict())
     config.text_config.num_hidden_layers = 3
     small = VisionLanguageModel(
-        type(random_model.model)(config), model.processor, weights_sha256="1" * 64
+        type(random_model.model)(config).float(), model.processor, weights_sha256="1" * 64
     )
     with pytest.raises(ArtifactError, match="head layout"), vector.applied(small):
         pytest.fail("applied to another layout")

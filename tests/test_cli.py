@@ -106,11 +106,11 @@ def test_evaluate_benchmark_marks_what_is_not_private(run):
     words += ["--epsilons", "1,none", "--search-steps", 3, "--relations", "zero_out"]
     code, out, err = run("evaluate", "embedded", *words, "--geometries", "selected")
     assert code == 0, err
-    for line in out.splitlines():
-        if line.lstrip().startswith(("in-context", "task vector")):
-            assert "not private" in line
-    assert "zero_out (the paper's)" in out
-    assert out.count("not private") == 3
+    table = {line.split("  ")[0].strip(): line for line in out.splitlines()}
+    assert "not private" in table["in-context"]
+    assert "not private" in table["task vector"]
+    assert "ε = 1, zero_out (the paper)" in out
+    assert out.count("not private") == 3, "the mean without noise is the third"
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ def test_our_own_faults_exit_1_and_quote_nothing(run, built, monkeypatch):
 
 
 def test_starts_fast_and_without_torch(built):
-    """Half a second for help and show, three for verify; the best of three, as machines are noisy."""
+    """Half a second for help and show, three for verify; best of three on a noisy machine."""
     for words, limit in (
         (["--help"], 0.5),
         (["show", str(built)], 0.5),

@@ -23,8 +23,8 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=HERE / "work", help="checkpoints and log")
     parser.add_argument("--vision-steps", type=int, default=1600)
     parser.add_argument("--text-steps", type=int, default=2400)
-    parser.add_argument("--inject-steps", type=int, default=1200)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--inject-steps", type=int, default=900)
+    parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     work = options.work
     work.mkdir(parents=True, exist_ok=True)

@@ -77,10 +77,7 @@ def load_splits() -> dict[str, list[Picture]]:
     for source, pictures in (("digits", _digits()), ("shapes", _shapes())):
         unique = {p.pixels.tobytes(): p for p in pictures}.values()
         order = sorted(unique, key=lambda p: hashlib.sha256(p.name.encode()).digest())
-        if source == "shapes":  # easy-VQA's own test pictures stay test pictures
-            order.sort(key=lambda p: "-test-" in p.name)
-            order, tests = order[:2600], [p for p in order if "-test-" in p.name]
-            order += tests[: SPLITS[source]["test"]]
+        order.sort(key=lambda p: "-test-" in p.name)  # easy-VQA's own test pictures come last
         start = 0
         for split, count in SPLITS[source].items():
             chosen = order[start : start + count]
@@ -88,6 +85,9 @@ def load_splits() -> dict[str, list[Picture]]:
                 raise ValueError(f"{source}: only {len(chosen)} of {count} pictures for {split}")
             splits[split] += chosen
             start += count
+    names = [p.name for pictures in splits.values() for p in pictures]
+    if len(set(names)) < len(names):
+        raise ValueError("a picture is in two splits")
     return splits
 
 

@@ -394,14 +394,14 @@ def _print_json(value: Any) -> None:
 
 
 def _print_rows(rows: Sequence[dict[str, Any]]) -> None:
-    """Tasks as columns, methods as rows; what has no guarantee says so in red."""
+    """Methods as rows, tasks as columns; what has no guarantee says so in red."""
     from rich.console import Console
     from rich.table import Table
 
     tasks = list(dict.fromkeys(r["task"] for r in rows if r["task"] != "mean"))
     columns = [*tasks, "mean"] if len(tasks) > 1 else tasks
     table = Table(box=None, header_style="bold")
-    for heading in ("method", "relation", "ε"):
+    for heading in ("method", "released", "privacy"):
         table.add_column(heading)
     for column in columns:
         table.add_column(column.replace("-", " "), justify="right")
@@ -411,30 +411,36 @@ def _print_rows(rows: Sequence[dict[str, Any]]) -> None:
         key = (row["method"], row["geometry"], row["relation"], row["epsilon"], row["private"])
         groups.setdefault(key, {})[row["task"]] = row
     for (method, geometry, relation, epsilon, private), cells in groups.items():
-        label = method if not geometry else f"{method}, {geometry}"
-        label += "" if private else " [bold red]not private[/]"
-        shown = [_cell(cells.get(column)) for column in columns]
-        gain = cells[columns[-1]]["gain"]
+        last = cells[columns[-1]]
         table.add_row(
-            label,
-            {"zero_out": "zero_out (the paper's)"}.get(relation, relation or ""),
-            "" if method == "zero-shot" else "∞" if epsilon is None else f"{epsilon:g}",
-            *shown,
-            "" if gain is None or method == "zero-shot" else f"{100 * gain:.0f} %",
+            method,
+            (geometry or "").split(",")[0],
+            _privacy(epsilon, relation, private),
+            *(_cell(cells.get(column), column == columns[-1]) for column in columns),
+            "" if last["gain"] is None or method == "zero-shot" else f"{100 * last['gain']:.0f} %",
         )
-    console = Console()
+    # A pipe has no width; 150 columns keep every row on one line.
+    console = Console(width=None if sys.stdout.isatty() else 150)
     console.print(table)
     draws = max(r["draws"] for r in rows)
     console.print(
-        f"Accuracy in %, {rows[0]['metric']}, ± standard error over {draws} draws.", style="dim"
+        f"Accuracy in %: {rows[0]['metric']}; ± standard error over {draws} draws.", style="dim"
     )
 
 
-def _cell(row: dict[str, Any] | None) -> str:
+def _privacy(epsilon: float | None, relation: str | None, private: bool) -> str:
+    if not private:
+        return "[bold red]not private[/]"
+    if epsilon is None:
+        return "no private data"
+    return f"ε = {epsilon:g}, {'zero_out (the paper)' if relation == 'zero_out' else relation}"
+
+
+def _cell(row: dict[str, Any] | None, spread: bool) -> str:
     if row is None:
         return ""
-    spread = "" if row["se"] is None else f" ± {100 * row['se']:.1f}"
-    return f"{100 * row['mean']:.1f}{spread}"
+    error = f" ± {100 * row['se']:.1f}" if spread and row["se"] is not None else ""
+    return f"{100 * row['mean']:.1f}{error}"
 
 
 @contextmanager

@@ -162,7 +162,8 @@ def build_task_vector(
         clip_source="public" if clip is None else "option",
         released_heads=[np.flatnonzero(part).tolist() for part in layout.split(geometry.heads)],
     )
-    source = None if public is None else _hash_records(require_good(public, "the public file"))
+    used = public is not None and (selection != "all" or clip is None)
+    source = _hash_records(require_good(public or [], "the public file")) if used else None
     certificate = certificates.Certificate(
         product_version=version("dpmtv"),
         created=datetime.now(UTC).date(),

@@ -183,7 +183,7 @@ def test_nothing_is_loaded_from_elsewhere(write):
 
 
 def test_foreign_text_stays_text(write):
-    tasks = [NASTY, "mean"]
+    tasks = [NASTY, "$x^2$", "mean"]
     rows = rows_of(tasks) + [row(task, NASTY, 0.5) for task in tasks]
     text = write(
         rows=[r | {"model": NASTY, "command": NASTY, "metric": NASTY} for r in rows],
@@ -206,6 +206,7 @@ def test_foreign_text_stays_text(write):
     for picture in pictures(text):
         ElementTree.fromstring(picture)  # well-formed in spite of the task's name
     assert "no answer" in page.text("dd")
+    assert "$x^2$" in page.text("svg")
 
 
 def test_whatever_is_not_private_says_so_in_red(write):

@@ -19,10 +19,11 @@ from dpmtv.evaluation.runner import (
 )
 from dpmtv.pipeline import build_task_vector
 
-KEYS = (
-    "table task method geometry relation epsilon delta records m K coordinates draws n_test mean "
-    "se gain metric model prompt command private"
-).split()
+KEYS = [
+    *("table", "task", "method", "geometry", "relation", "epsilon", "delta", "records"),
+    *("m", "K", "coordinates", "draws", "n_test", "mean", "se", "gain"),
+    *("metric", "model", "prompt", "command", "private"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +41,8 @@ def rows(model, benchmark):
         shots=2,
         draws=2,
         n_test=12,
-        search_steps=20,
+        search_steps=60,
+        patch="prompt",
     )
     return evaluate_benchmark(model, benchmark, settings, name="embedded", command="c")[0]
 
@@ -77,11 +79,11 @@ def test_what_has_no_guarantee_says_so(rows):
 
 def test_gain_is_relative_to_zero_shot_and_the_vector_without_noise(rows):
     means = {r["method"]: r for r in rows if r["task"] == "mean" and r["epsilon"] is None}
-    assert means["zero-shot"]["gain"] == pytest.approx(0)
-    assert means["task vector"]["gain"] == pytest.approx(1)
-    row = next(r for r in rows if r["task"] == "mean" and r["epsilon"] == 8.0)
     low, high = means["zero-shot"]["mean"], means["task vector"]["mean"]
-    assert row["gain"] == pytest.approx((row["mean"] - low) / (high - low))
+    assert high > low, "otherwise there is no gain to share"
+    for row in rows:
+        if row["task"] == "mean":
+            assert row["gain"] == pytest.approx((row["mean"] - low) / (high - low))
 
 
 def test_select_first_releases_fewer_coordinates(rows):
@@ -124,7 +126,7 @@ def test_evaluate_vector_compares_with_zero_shot(model, benchmark):
     ],
 )
 def test_bad_benchmark_folders_are_explained(tmp_path, data, change, message):
-    good = [r for r in (data / "public.jsonl").read_text().splitlines()[:3]]
+    good = (data / "public.jsonl").read_text().splitlines()[:3]
     good = "\n".join(good).replace("images/", f"{data}/images/")
     for name in ("public.jsonl", "tasks/a/private.jsonl", "tasks/a/test.jsonl"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

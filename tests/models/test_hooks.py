@@ -19,7 +19,7 @@ def prompt(picture) -> Prompt:
 
 
 def hooks_left(model: VisionLanguageModel) -> int:
-    return sum(len(m._forward_pre_hooks) + len(m._forward_hooks) for m in model.model.modules())
+    return sum(len(m._forward_pre_hooks) for m in [model.model, *model.projections])
 
 
 def layer_outputs(model: VisionLanguageModel, inputs: dict) -> list[torch.Tensor]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from mask_loss import full_pass_losses  # benchmarks/, which compares the speed of the two
 
 from dpmtv.data.demonstrations import read_demonstrations
 from dpmtv.models.mask_loss import MaskLoss
 from dpmtv.types import Prompt
+from mask_loss import full_pass_losses  # benchmarks/, which compares the speed of the two
 
 
 @pytest.mark.parametrize("patch", ["prompt", "every-step"])

@@ -119,7 +119,7 @@ def test_the_fields_are_the_agreed_ones_and_no_others(path):
     data = data_of(path, make())
     assert set(data) == {
         *("format_version", "product_version", "created", "model", "tensor_sha256"),
-        *("privacy", "selection", "inference"),
+        *("privacy", "selection", "inference", "sha256"),
     }
     assert data["privacy"]["events"] == [
         {"type": "gaussian"} | dataclasses.asdict(make().privacy.events[0])
@@ -245,7 +245,8 @@ def test_unknown_missing_and_double_keys_are_refused_by_name(path, place):
     for name in list(target):
         value = target.pop(name)
         write_data(path, data)
-        with pytest.raises(ArtifactError, match=rf"{name}( is missing|.*unknown version)"):
+        reason = rf"{name}( is missing|.*unknown version)" if name != "sha256" else "was edited"
+        with pytest.raises(ArtifactError, match=reason):
             certificate.read(path)
         target[name] = value
         write_data(path, data)
@@ -288,14 +289,14 @@ def test_only_the_canonical_bytes_are_read(path, edit):
     changed = edit(text)
     assert changed != text
     path.write_bytes(changed.encode("utf-8"))
-    with pytest.raises(ArtifactError, match="canonical"):
+    with pytest.raises(ArtifactError, match="was edited"):
         certificate.read(path)
 
 
 def test_what_could_not_be_read_is_not_written(path):
     certificate.write(make(), path)
     before = path.read_bytes()
-    inference = dataclasses.replace(make().inference, alpha=1)
+    inference = dataclasses.replace(make().inference, alpha=math.inf)
     with pytest.raises(ArtifactError, match=r"inference\.alpha must be of type float"):
         certificate.write(make(inference=inference), path)
     assert path.read_bytes() == before
@@ -385,56 +386,26 @@ def test_verify_refuses_a_claim_that_does_not_hold(tampered, reason):
 
 
 def test_verify_holds_the_selection_to_its_word():
-    for mode in ("all", "released"):
+    for mode, source in (("all", None), ("released", OTHER)):
         with pytest.raises(ArtifactError, match=r"selection\.mode"):
-            certificate.verify(make(selection=Selection(mode=mode, source_sha256=None)), HASH)
+            certificate.verify(make(selection=Selection(mode=mode, source_sha256=source)), HASH)
 
 
-# What a single changed byte may still alter: public labels that nothing else in the file depends
-# on. `verify` has neither tensor nor model at hand, so layers without a released head, and which of
-# two equally wide heads was released, are checked by whoever loads them. Of the slack only digits
-# below 1e-12 can change, and the recomputed price does not read it.
-LABELS = {
-    *("product_version", "created", "model.id", "model.revision", "model.architecture"),
-    *("model.heads", "model.head_dims", "privacy.released_heads", "privacy.shots"),
-    *("privacy.slack", "privacy.sampler", "privacy.accountant", "selection.source_sha256"),
-    *("inference.alpha", "inference.prompt_template_sha256", "inference.answer_instruction"),
-}
+def test_public_records_are_named_where_they_were_used():
+    with pytest.raises(ArtifactError, match=r"selection\.source_sha256"):
+        make(selection=Selection(mode="public", source_sha256=None))
 
 
-def leaves(value, key="") -> dict:
-    if dataclasses.is_dataclass(value):
-        return {
-            k: v
-            for f in dataclasses.fields(value)
-            for k, v in leaves(getattr(value, f.name), f"{key}.{f.name}".lstrip(".")).items()
-        }
-    return {key: value}
-
-
-def test_a_changed_byte_is_refused_or_alters_a_public_label(path):
-    original = make()
-    certificate.write(original, path)
+def test_every_flipped_bit_is_refused(path):
+    certificate.write(make(), path)
     intact = path.read_bytes()
     chance = random.Random(0)
-    survivors = set()
-    refused = 0
-    for _ in range(500):
+    for place in range(len(intact)):
         content = bytearray(intact)
-        place = chance.randrange(len(content))
-        content[place] ^= chance.choice([1 << bit for bit in range(8)])
+        content[place] ^= 1 << chance.randrange(8)
         path.write_bytes(content)
-        try:
-            read = certificate.read(path)
-            certificate.verify(read, HASH)
-        except ArtifactError:
-            refused += 1
-            continue
-        before, after = leaves(original), leaves(read)
-        (different,) = [key for key in before if before[key] != after[key]]
-        survivors.add(different)
-    assert survivors <= LABELS
-    assert refused > 300
+        with pytest.raises(ArtifactError):
+            certificate.read(path)
 
 
 def test_statement_under_replacement():

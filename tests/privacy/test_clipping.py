@@ -129,9 +129,9 @@ def test_into_ball_does_not_overflow():
     assert _into_ball(np.array([2**62, 1], np.int64), 2**62).tolist() == [2**62 - 1, 1]
 
 
-@pytest.mark.parametrize("shape", [(3,), (5,), (2, 2)])
-def test_blocks_that_do_not_fit_are_a_bug(shape):
+@pytest.mark.parametrize("size", [3, 5])
+def test_blocks_that_do_not_fit_are_a_bug(size):
     with pytest.raises(InternalError):
-        clip_to_grid(np.zeros(shape), [2, 2], [1, 1], 1.0)
+        clip_to_grid(np.zeros(size), [2, 2], [1, 1], 1.0)
     with pytest.raises(InternalError):
         clip_to_grid(np.zeros(4), [2, 2], [1], 1.0)

@@ -7,6 +7,7 @@ pessimistic side of rounding. Accounting reads events and nothing else.
 from __future__ import annotations
 
 import math
+import statistics
 import warnings
 from collections.abc import Sequence
 
@@ -126,9 +127,8 @@ def power_at(mu: float, false_alarm_rate: float) -> float:
     The trade-off curve of μ-Gaussian privacy (Dong, Roth and Su 2022, Equation 6):
     Φ(Φ⁻¹(false alarms) + μ).
     """
-    from scipy.special import ndtr, ndtri
-
-    return float(ndtr(ndtri(false_alarm_rate) + mu))
+    normal = statistics.NormalDist()
+    return normal.cdf(normal.inv_cdf(false_alarm_rate) + mu)
 
 
 def epsilon_of(events: Sequence[GaussianEvent], delta: float) -> float:

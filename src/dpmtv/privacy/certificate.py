@@ -146,16 +146,16 @@ class Privacy:
 
 @dataclass(frozen=True)
 class Selection:
-    """How the heads were chosen: not at all, on public data, or from the released vector."""
+    """How the heads were chosen: not at all, on public data, or from the released vector.
+
+    ``source_sha256`` names the public records that heads or clip norms come from.
+    """
 
     mode: Literal["all", "public", "released"]
     source_sha256: str | None
 
     def __post_init__(self) -> None:
         _matches(self.source_sha256, "selection.source_sha256", _SHA256)
-        unselected = self.mode == "all"
-        sourced = self.source_sha256 is not None
-        require(not (unselected and sourced), "selection.source_sha256", "without a selection")
 
 
 @dataclass(frozen=True)
@@ -196,6 +196,9 @@ class Certificate:
         require(self.format_version == _FORMAT_VERSION, "format_version", "is unknown")
         _matches(self.product_version, "product_version", _VERSION)
         _matches(self.tensor_sha256, "tensor_sha256", _SHA256)
+        public = self.selection.mode != "all" or self.privacy.clip_source == "public"
+        sourced = self.selection.source_sha256 is not None
+        require(public == sourced, "selection.source_sha256", "must name the public records used")
         heads, released = self.model.heads, self.privacy.released_heads
         key = "privacy.released_heads"
         require(len(released) == len(heads), key, "must have one list per layer of model.heads")
@@ -365,8 +368,8 @@ def statement(certificate: Certificate) -> list[str]:
         limit = _worth_under_replace_one(event, delta)
     power = accounting.power_at(accounting.gdp_mu(event), 0.05)
     return [
-        f"The vector is (ε = {epsilon:g}, δ = {delta:g})-differentially private under the "
-        f"relation {privacy.relation}: what it reveals about {subject} is bounded by these numbers.",
+        f"The vector is (ε = {epsilon:.12g}, δ = {delta:.12g})-differentially private under the "
+        f"relation {privacy.relation}: what it reveals about {subject} is bounded by these two.",
         f"If {change}, the probability of any outcome grows at most by the factor "
         f"{_up(math.exp(min(epsilon, 700)), 2):g}, plus {delta:g}.",
         "Whoever tries to tell from the vector whether that happened, and raises a false alarm in "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import types
@@ -29,8 +30,17 @@ def require(condition: bool, key: str, reason: str) -> None:
 
 
 def dumps(value: object) -> str:
-    """The canonical text of a dataclass: sorted keys, two spaces, UTF-8, one final newline."""
-    return json.dumps(_encode(value), indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+    """The canonical text of a dataclass: sorted keys, two spaces, UTF-8, one final newline.
+
+    Its ``sha256`` is the hash of the same text without that key, so that a flipped bit shows even
+    where nothing can be recomputed. It shows accidents; whoever edits on purpose can renew it.
+    """
+    data = _encode(value)
+    return _text({**data, "sha256": hashlib.sha256(_text(data).encode()).hexdigest()})
+
+
+def _text(data: object) -> str:
+    return json.dumps(data, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
 
 def loads(kind: type[T], text: str, format_version: int) -> T:
@@ -46,8 +56,10 @@ def loads(kind: type[T], text: str, format_version: int) -> T:
     stated = data.get("format_version") if isinstance(data, dict) else format_version
     # Before the keys: another version may have other ones.
     require(stated == format_version, "format_version", f"is not {format_version}: unknown version")
+    if isinstance(data, dict):
+        data.pop("sha256", None)  # compared below, with everything else
     value: T = _decode(kind, data, "")
-    require(dumps(value) == text, "the file", "was edited: it is not in canonical form")
+    require(dumps(value) == text, "the file", "was edited: its bytes are not those written")
     return value
 
 
