@@ -72,8 +72,10 @@ def _into_ball(
     units: Int64[np.ndarray, " coordinates"], radius: int
 ) -> Int64[np.ndarray, " coordinates"]:
     """Take single units off the largest coordinates until the exact norm fits the radius."""
-    # Python integers: squares of 64-bit units do not fit 64 bits.
-    square = sum(u * u for u in units.tolist())
+    # Scaling left the norm within rounding of the radius, so below 2^31 the squares fit 64 bits;
+    # above, Python's integers are exact and slower.
+    narrow = radius < 2**31
+    square = int(np.dot(units, units)) if narrow else sum(u * u for u in units.tolist())
     while square > radius * radius:
         largest = int(np.abs(units).argmax())
         size = abs(int(units[largest]))
