@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check embedded bench clean
+.PHONY: demo test check embedded results bench clean
 
 demo: $(VENV)/installed
 	rm -rf demo-output
@@ -21,6 +21,10 @@ check: $(VENV)/installed
 embedded: $(VENV)/installed
 	$(BIN)/pip install -c constraints.txt -r training/requirements.txt
 	$(BIN)/python training/make_embedded.py
+
+# The accuracy tables of docs/results.md; skips parts that docs/results.json already holds.
+results: $(VENV)/installed
+	$(BIN)/python benchmarks/results.py
 
 bench: $(VENV)/installed
 	$(BIN)/python benchmarks/mask_loss.py --json docs/speed.json

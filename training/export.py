@@ -35,6 +35,24 @@ Questions are ours, or easy-VQA's own wording; answers follow the rules in
 """
 
 
+CARD = """\
+---
+license: apache-2.0
+pipeline_tag: image-text-to-text
+library_name: transformers
+---
+
+# The embedded model of dpmtv
+
+An Idefics3 of 1.6 million parameters, made from nothing to show and test private task vectors on a
+laptop. It answers questions about a handwritten digit or a drawn shape in one of 46 conventions, and
+reads which one is wanted from demonstrations in its prompt or from a task vector. It knows nothing
+else: no other picture, question or word means anything to it. Its text is a vocabulary of a few
+hundred words. Trained on 460 digits of scikit-learn (UCI) and 1,500 shapes of easy-VQA; never on the
+pictures of the private and test files. How it was made: docs/embedded.md and training/.
+"""
+
+
 def record(
     picture: Picture, convention: Convention, rng: np.random.Generator, depth: str
 ) -> dict[str, str]:
@@ -105,4 +123,5 @@ def export(
     shutil.rmtree(folder, ignore_errors=True)
     model.half().save_pretrained(folder)
     processor.save_pretrained(folder)
+    (folder / "README.md").write_text(CARD, "utf-8")
     export_data(splits, EMBEDDED / "data")

@@ -170,6 +170,7 @@ def _measure_task(
 ) -> None:
     s, model = study.settings, study.model
     wanted = [r.answer for r in task.test[: s.n_test]]
+    most = _longest(model, task.test[: s.n_test])
 
     key: tuple[Any, ...]
 
@@ -178,14 +179,14 @@ def _measure_task(
             contextlib.nullcontext() if vector is None else model.patched(vector, heads, s.patch)
         )
         with patch:
-            answers = model.generate(queries)
+            answers = model.generate(queries, most)
         study.scores[key][task.name].append(exact_match(answers, wanted))
 
     if "zero-shot" in s.methods and draw == 0:
         score(("zero-shot", None, None, None, 0), None, study.heads)
     if "in-context" in s.methods:
         prompts = _in_context(task, s, draw)
-        answers = model.generate(model.prepare(prompts))
+        answers = model.generate(model.prepare(prompts), most)
         key = ("in-context", None, None, None, 0)
         study.scores[key][task.name].append(exact_match(answers, wanted))
     if "task vector" in s.methods:
@@ -221,6 +222,11 @@ def _measure_task(
                 label = GEOMETRIES[geometry_name]
                 key = (method, label, relation or None, epsilon, len(release.value))
                 score(key, vector, heads)
+
+
+def _longest(model: VisionLanguageModel, test: Sequence[Demonstration]) -> int:
+    """Two tokens more than any wanted answer: whatever goes on longer is wrong already."""
+    return 2 + max(len(model.answer_ids(Prompt((), r.query), r.answer)) for r in test)
 
 
 def _levels(s: Settings, method: str) -> Iterator[tuple[str, float | None]]:
@@ -284,7 +290,7 @@ def _rows(study: Study, benchmark: Benchmark, name: str, command: str) -> Iterat
             zero = [mean(zero_key, t) for t in of]
             best = [mean(best_key, t) for t in of]
             yield {
-                "table": "benchmark",
+                "table": f"benchmark, patched {s.patch}",
                 "task": task,
                 "method": method,
                 "geometry": geometry,

@@ -187,12 +187,17 @@ class VisionLanguageModel:
         return PreparedQueries(tuple(self.inputs(prompts[s : s + batch_size]) for s in starts))
 
     @torch.inference_mode()
-    def generate(self, queries: Sequence[Query | Prompt] | PreparedQueries) -> list[str]:
+    def generate(
+        self,
+        queries: Sequence[Query | Prompt] | PreparedQueries,
+        max_new_tokens: int | None = None,
+    ) -> list[str]:
         """One greedy answer per query, in order, without surrounding white space."""
+        most = max_new_tokens or self.max_new_tokens
         prepared = queries if isinstance(queries, PreparedQueries) else self.prepare(queries)
         answers: list[str] = []
         for batch in prepared.batches:
-            ids = self.model.generate(**batch, max_new_tokens=self.max_new_tokens, do_sample=False)
+            ids = self.model.generate(**batch, max_new_tokens=most, do_sample=False)
             new = ids[:, batch["input_ids"].shape[1] :]
             answers += self.tokenizer.batch_decode(new, skip_special_tokens=True)
         return [a.strip() for a in answers]
