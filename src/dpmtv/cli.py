@@ -160,6 +160,10 @@ def build(
         others = read_demonstrations(public)
         require_good(check_images(others), "the public file")
     loaded = _load(model, revision=revision, instruction=instruction)
+    typer.echo(
+        f"{len(rows)} records, ε = {epsilon:g}, δ = {delta:g}, {relation}; one release, drawn once",
+        err=True,
+    )
     with _progress() as progress:
         vector = build_task_vector(
             loaded,

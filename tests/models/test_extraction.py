@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+import warnings
+
 import numpy as np
 import pytest
 
@@ -63,6 +66,23 @@ def test_whatever_fails_in_a_chunk_makes_that_chunk_null(model, worlds, tmp_path
     assert [r is None for r in results] == [True, False, True, True, False]
     assert np.array_equal(results[1], alone)
     assert np.array_equal(results[4], alone)
+
+
+def test_libraries_tell_nothing_of_a_chunk(model, worlds, monkeypatch, caplog, capfd):
+    """Tokenizers warn with a prompt's length, image readers with metadata."""
+    plain = type(model).inputs
+
+    def talkative(self, prompts):
+        logging.getLogger("transformers.tokenization").error("3000 > 1024 tokens")
+        warnings.warn("corrupt EXIF of scan-17.png", stacklevel=1)
+        return plain(self, prompts)
+
+    monkeypatch.setattr(type(model), "inputs", talkative)
+    (values,) = chunk_activations(model, worlds[0][:1])
+    assert values is not None
+    assert caplog.text + "".join(capfd.readouterr()) == ""
+    logging.getLogger("dpmtv").error("heard again")
+    assert "heard again" in caplog.text
 
 
 def test_preflight_passes_and_finds_a_broken_setup(model, monkeypatch):

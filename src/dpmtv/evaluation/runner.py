@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     Row = dict[str, Any]
 
 SELECTED = "selected heads, clip per layer"
+UNCLIPPED = "selected heads, no clip"
 ALL_HEADS = "all heads, clip per layer, public mask"
 PAPER = "all heads, clip per layer, mask from the release"
 GEOMETRIES = {"selected": SELECTED, "all-heads": ALL_HEADS, "paper": PAPER}
@@ -191,7 +192,7 @@ def _measure_task(
         study.scores[key][task.name].append(exact_match(answers, wanted))
     if "task vector" in s.methods:
         size = int(model.layout.coordinates(study.heads).sum())
-        score(("task vector", SELECTED, None, None, size), chunks.mean(0), study.heads)
+        score(("task vector", UNCLIPPED, None, None, size), chunks.mean(0), study.heads)
     for geometry_name in s.geometries:
         released = study.heads if geometry_name == "selected" else np.ones_like(study.heads)
         geometry = release_geometry(model, released, study.public)
@@ -297,7 +298,7 @@ def _rows(study: Study, benchmark: Benchmark, name: str, command: str) -> Iterat
                 "relation": relation,
                 "epsilon": epsilon,
                 "delta": None if epsilon is None else s.delta,
-                "records": 0 if method == "zero-shot" else s.chunks * (s.shots + 1),
+                "records": _records(method, s),
                 "m": None if method in ("zero-shot", "in-context") else s.chunks,
                 "K": 0 if method == "zero-shot" else s.shots,
                 "coordinates": coordinates,
@@ -314,6 +315,12 @@ def _rows(study: Study, benchmark: Benchmark, name: str, command: str) -> Iterat
                 "command": command,
                 "private": epsilon is not None or method in ("zero-shot", "pure noise"),
             }
+
+
+def _records(method: str, s: Settings) -> int:
+    """Records that play the private role in one answer."""
+    none = method in ("zero-shot", "pure noise")
+    return 0 if none else s.shots if method == "in-context" else s.chunks * (s.shots + 1)
 
 
 def _gain(value: float, zero: list[float | None], best: list[float | None]) -> float | None:

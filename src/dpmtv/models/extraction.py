@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+import warnings
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -40,9 +43,24 @@ def chunk_activations(
             yield None
             continue
         try:
-            yield model.last_token_heads(prompt)
+            with _silence():
+                values = model.last_token_heads(prompt)
         except Exception:  # content of a private record must not stop the build
-            yield None
+            values = None
+        yield values
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """No log line and no warning: libraries like to tell lengths, shapes and file names."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
 
 
 def preflight(model: VisionLanguageModel, shots: int) -> None:
