@@ -27,43 +27,11 @@ import torch
 from dpmtv.data.demonstrations import read_demonstrations, require_good
 from dpmtv.evaluation.benchmark import EMBEDDED_DATA
 from dpmtv.models.adapters import VisionLanguageModel, load_model
-from dpmtv.models.hooks import patch_heads
-from dpmtv.models.mask_loss import MaskLoss, answer_losses
+from dpmtv.models.mask_loss import MaskLoss, whole_pass_losses
 from dpmtv.types import Prompt
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-
-@torch.inference_mode()
-def full_pass_losses(
-    model: VisionLanguageModel,
-    prompt: Prompt,
-    answer: str,
-    vector: np.ndarray,
-    masks: np.ndarray,
-    patch: str,
-    batched: bool,
-) -> np.ndarray:
-    """The same losses by whole forward passes, one a mask or all in one batch."""
-    answer_ids = torch.tensor(model.answer_ids(prompt, answer))
-    inputs = model.inputs([prompt])
-    length = inputs["input_ids"].shape[1]
-    inputs["input_ids"] = torch.cat([inputs["input_ids"], answer_ids[None, :-1]], 1)
-    inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
-    where = slice(length - 1, length) if patch == "prompt" else slice(length - 1, None)
-    losses = []
-    for rows in [masks] if batched else [m[None] for m in masks]:
-        batch = {k: v.repeat_interleave(len(rows), 0) for k, v in inputs.items()}
-        with patch_heads(
-            model.projections,
-            model.by_layer(vector),
-            model.coordinate_masks(rows),
-            lambda _tokens: where,
-        ):
-            logits, _ = model.forward(batch, use_cache=False, logits_to_keep=len(answer_ids))
-        losses.append(answer_losses(logits, answer_ids))
-    return np.concatenate(losses)
 
 
 def large_model(small: VisionLanguageModel) -> VisionLanguageModel:
@@ -104,17 +72,17 @@ def compare(
     loss = MaskLoss(model, prompts, answers, [vector] * examples)
     ours, got = timed(lambda: [loss(drawn[s], s % examples) for s in range(steps)])
     rows = []
-    for other, batched in (("plain loop, one pass a mask", False), ("batched full passes", True)):
+    for other, together in (("plain loop, one pass a mask", 1), ("batched full passes", masks)):
         spent, want = timed(
-            lambda batched=batched: [
-                full_pass_losses(
+            lambda together=together: [
+                whole_pass_losses(
                     model,
                     prompts[s % examples],
-                    answers[s % examples],
+                    loss.answers[s % examples],
                     vector,
                     drawn[s],
                     loss.patch,
-                    batched,
+                    together,
                 )
                 for s in range(other_steps)
             ]

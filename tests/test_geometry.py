@@ -13,7 +13,6 @@ RAGGED = HeadLayout(heads=(2, 3, 1), head_dims=(4, 2, 5))
 def test_layout_counts():
     assert (RAGGED.layers, RAGGED.n_heads, RAGGED.size) == (3, 6, 19)
     assert RAGGED.widths == (8, 6, 5)
-    assert RAGGED.layer_of_head().tolist() == [0, 0, 1, 1, 1, 2]
     mask = np.array([0, 1, 1, 0, 0, 1], bool)
     assert np.flatnonzero(RAGGED.coordinates(mask)).tolist() == [
         4,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import traceback
 
 import numpy as np
 import pytest
@@ -11,10 +10,11 @@ from PIL import Image
 
 from dpmtv import pipeline
 from dpmtv.data.demonstrations import BadRow, read_demonstrations
-from dpmtv.errors import DataError, PrivacyParameterError
+from dpmtv.errors import DataError, PrivacyParameterError, UserError
 from dpmtv.pipeline import build_task_vector
 from dpmtv.privacy import mechanisms
 from dpmtv.privacy.accounting import gdp_mu
+from dpmtv.types import Demonstration
 
 
 @pytest.fixture
@@ -106,6 +106,13 @@ def test_released_noise_has_the_certified_size(model, private, public, monkeypat
         ({"clip": float("nan")}, PrivacyParameterError, "clip"),
         ({"relation": "add_one"}, PrivacyParameterError, "relation"),
         ({"public": None}, PrivacyParameterError, "public"),
+        ({"alpha": 0.0}, PrivacyParameterError, "alpha"),
+        ({"alpha": float("nan")}, PrivacyParameterError, "alpha"),
+        ({"alpha": float("inf")}, PrivacyParameterError, "alpha"),
+        ({"shots": 0}, PrivacyParameterError, "demonstration"),
+        ({"patch": "evry"}, PrivacyParameterError, "patch"),
+        ({"selection": "best"}, PrivacyParameterError, "selection"),
+        ({"clip": 1e39}, PrivacyParameterError, "clip"),
     ],
 )
 def test_refused_before_any_pass(model, private, public, options, error, message, monkeypatch):
@@ -113,6 +120,98 @@ def test_refused_before_any_pass(model, private, public, options, error, message
     arguments = {"public": public} | options
     with pytest.raises(error, match=message):
         build(model, private, **arguments)
+
+
+def test_private_records_are_not_taken_for_public_ones(model, private):
+    with pytest.raises(PrivacyParameterError, match="private records"):
+        build(model, private, private)
+
+
+def test_a_bad_instruction_costs_no_release(model, private, public, monkeypatch):
+    monkeypatch.setattr(model, "instruction", "x" * 501)
+    monkeypatch.setattr(mechanisms, "_discrete_gaussian", lambda *_: pytest.fail("noise drawn"))
+    with pytest.raises(UserError, match="answer_instruction"):
+        build(model, private, public)
+
+
+@pytest.mark.parametrize("relation", ["replace_one", "zero_out"])
+def test_sensitivity_holds_through_the_real_partition_and_build(
+    model, picture, monkeypatch, relation
+):
+    """Adversarial chunk maps: every chunk answers ±C in every layer, by what its records say.
+
+    Partition, prompts, clip, sum and geometry are the real ones; the noise is left out, so that
+    the released value shows the sum. A replaced record (or a chunk that fails, for zero_out) must
+    move it by at most the certified Δ₂ and must be able to reach it.
+    """
+    shots, n = 2, 31  # 10 chunks of 3, one slot unused
+    monkeypatch.setattr(mechanisms, "_discrete_gaussian", lambda values, scale: values)
+    monkeypatch.setattr(pipeline, "preflight", lambda *_: None)
+    seen: list[list[str]] = []
+
+    def adversary(self, prompt):
+        words = [d.answer for d in prompt.demonstrations] + [prompt.query.question]
+        seen.append(words)
+        if "fails" in words:
+            raise RuntimeError
+        flipped = sum("other" in w for w in words) % 2
+        return np.full(self.layout.size, -1e6 if flipped else 1e6)
+
+    monkeypatch.setattr(type(model), "last_token_heads", adversary)
+
+    def released(rows, key) -> tuple[np.ndarray, float]:
+        monkeypatch.setattr(pipeline, "fresh_key", lambda: key)
+        vector = build_task_vector(
+            model,
+            rows,
+            epsilon=1.0,
+            delta=1e-5,
+            relation=relation,
+            selection="all",
+            shots=shots,
+            clip=3.0,
+        )
+        return vector.values.astype(float), vector.certificate.privacy.events[0].delta2
+
+    rows = [Demonstration(picture, f"question {i}", f"answer {i}") for i in range(n)]
+    change = "other" if relation == "replace_one" else "fails"
+    distances = []
+    for trial in range(12):
+        key = b"key %d" % trial
+        seen.clear()
+        before, delta2 = released(rows, key)
+        told = [int(w.split()[-1]) for words in seen for w in words]
+        assert len(told) == len(set(told)) == 30, "a record is in two chunks, or missing"
+        slot = trial * 2
+        neighbour = list(rows)
+        neighbour[slot] = Demonstration(picture, f"{change} {slot}", change)
+        if change == "fails":
+            neighbour[slot] = Demonstration(picture, "fails", "fails")
+        after, _ = released(neighbour, key)
+        distance = float(np.linalg.norm(before - after))
+        assert distance <= delta2 * (1 + 1e-6), "float32 values; the integers are exact"
+        distances.append(distance / delta2)
+    assert max(distances) >= 1 - 1e-5, "the bound must be reached, or the test shows nothing"
+    assert sorted(distances)[1] > 0.99 or relation == "zero_out"
+
+
+@pytest.mark.parametrize("fault", ["same slots twice", "overlap"])
+def test_planted_partition_faults_turn_the_sensitivity_check_red(
+    model, picture, monkeypatch, fault
+):
+    plain = pipeline.partition
+
+    def faulty(n, chunks, size, key):
+        slots = plain(n, chunks, size, key)
+        if fault == "overlap":
+            return [(*c[:-1], slots[i - 1][0]) for i, c in enumerate(slots)]
+        return [slots[0]] * chunks
+
+    monkeypatch.setattr(pipeline, "partition", faulty)
+    with pytest.raises(AssertionError):
+        test_sensitivity_holds_through_the_real_partition_and_build(
+            model, picture, monkeypatch, "replace_one"
+        )
 
 
 def test_large_delta_is_allowed_when_asked(model, private, public):
@@ -173,20 +272,11 @@ def test_bad_private_rows_stop_nothing_and_show_nowhere(
     vector = build(model, rows, public, chunks=20)
     vector.save_pretrained(tmp_path / "vector")
     shown = "".join(capfd.readouterr()) + caplog.text
+    assert shown == "", "not a length, a shape or a count either"
     for path in (tmp_path / "vector").iterdir():
         shown += path.read_bytes().decode("latin-1")
     assert CANARY not in shown
     assert vector.certificate.privacy.chunks == 20, "divided by m, whatever failed"
-
-
-def test_an_error_in_the_middle_tells_nothing(model, bad_private, public, monkeypatch):
-    rows = read_demonstrations(bad_private)
-    monkeypatch.setattr(
-        mechanisms, "_discrete_gaussian", lambda *_: (_ for _ in ()).throw(OSError("no entropy"))
-    )
-    with pytest.raises(OSError, match="no entropy") as caught:
-        build(model, rows, public)
-    assert CANARY not in "".join(traceback.format_exception(caught.value))
 
 
 def test_the_head_search_never_sees_private_activations(model, private, public, monkeypatch):

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import functools
-import json
 import logging
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from dpmtv.errors import ArtifactError, DataError, UserError
+from dpmtv.console import print_json, print_rows, progress_bars
+from dpmtv.errors import ArtifactError, DataError, PrivacyParameterError, UserError
 
 if TYPE_CHECKING:
     from dpmtv.artifact import TaskVector
     from dpmtv.models.adapters import VisionLanguageModel
-    from dpmtv.pipeline import Progress
 
 app = typer.Typer(
     name="dpmtv",
@@ -38,6 +36,7 @@ Model = Annotated[
 Instruction = Annotated[
     str, typer.Option(help='A line added to every question, such as "Answer briefly."')
 ]
+Longest = Annotated[int | None, typer.Option(min=1, help="Longest answer, in tokens.")]
 Command = TypeVar("Command", bound=Callable[..., None])
 
 
@@ -56,14 +55,15 @@ def _command(function: Command) -> Command:
 
     @functools.wraps(function)
     def run(*args: Any, **options: Any) -> None:
-        warnings.showwarning = _show_warning
-        for noisy in ("PIL", "transformers", "huggingface_hub"):
-            logging.getLogger(noisy).setLevel(logging.ERROR)
+        warnings.showwarning = _show_warning  # type: ignore[assignment]
+        logging.getLogger("PIL").setLevel(logging.ERROR)
         try:
             function(*args, **options)
         except UserError as error:
             _fail(str(error), 2)
-        except Exception as error:
+        except (KeyboardInterrupt, SystemExit, typer.Exit, typer.Abort):
+            raise
+        except BaseException as error:  # panics of Rust libraries are no Exceptions
             # The text of a foreign error may quote a record, so only its type is shown.
             _fail(
                 f"internal error ({type(error).__name__}); dpmtv --debug shows where, with text "
@@ -81,8 +81,11 @@ def _fail(message: str, code: int) -> None:
     raise typer.Exit(code)
 
 
-def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
-    if issubclass(category, UserWarning) and not issubclass(category, DeprecationWarning):
+def _show_warning(
+    message: Warning | str, _category: type[Warning], filename: str, *_: Any, **__: Any
+) -> None:
+    # Only our own: what other libraries warn of may be about a record.
+    if Path(filename).is_relative_to(Path(__file__).parent):
         typer.secho(f"warning: {message}", err=True, fg="yellow")
 
 
@@ -105,12 +108,12 @@ def demo(
 
     require_free(output)
     output.mkdir(parents=True, exist_ok=True)
-    with _progress() as progress:
+    with progress_bars() as progress:
         result = run_demo(output, replace(SETTINGS, draws=draws), progress)
     if json_:
-        _print_json(result.rows)
+        print_json(result.rows)
         return
-    _print_rows(result.rows)
+    print_rows(result.rows)
     for what, seconds in result.timings:
         typer.echo(f"{seconds:7.1f} s  {what}")
     typer.echo(f"Report: {result.report}")
@@ -157,14 +160,17 @@ def build(
         require_good(check_images(rows), "the private file")
     others = None
     if public is not None:
+        if public.exists() and public.samefile(data):
+            raise PrivacyParameterError("the private file was given as the public one too")
         others = read_demonstrations(public)
         require_good(check_images(others), "the public file")
     loaded = _load(model, revision=revision, instruction=instruction)
     typer.echo(
-        f"{len(rows)} records, ε = {epsilon:g}, δ = {delta:g}, {relation}; one release, drawn once",
+        f"{len(rows)} records; one release at ε = {epsilon:g}, δ = {delta:g} under {relation}. "
+        "Rows that cannot be used are passed over in silence; --strict names them.",
         err=True,
     )
-    with _progress() as progress:
+    with progress_bars() as progress:
         vector = build_task_vector(
             loaded,
             rows,
@@ -193,6 +199,7 @@ def ask(
     question: Annotated[str, typer.Argument(help="The question.")],
     image: Annotated[Path, typer.Option(help="The image.")],
     model: Model = None,
+    max_new_tokens: Longest = None,
     json_: Json = False,
 ) -> None:
     """Answer one question with a task vector, and without for comparison."""
@@ -200,13 +207,13 @@ def ask(
     from dpmtv.types import Query
 
     vector = TaskVector.from_pretrained(folder)
-    loaded = _model_of(vector, model)
+    loaded = _model_of(vector, model, max_new_tokens)
     queries = [Query(image, question)]
     (bare,) = loaded.generate(queries)
     with vector.applied(loaded):
         (answer,) = loaded.generate(queries)
     if json_:
-        _print_json({"answer": answer, "zero_shot": bare, "epsilon": _epsilon(vector)})
+        print_json({"answer": answer, "zero_shot": bare, "epsilon": _epsilon(vector)})
         return
     _warn_without_noise(vector)
     typer.echo(answer)
@@ -238,6 +245,7 @@ def evaluate(
     n_test: Annotated[int, typer.Option(min=1, help="Test queries a task.")] = 100,
     patch: Annotated[str, typer.Option(help="prompt or every-step.")] = "every-step",
     search_steps: Annotated[int, typer.Option(min=1, help="Steps of each head search.")] = 200,
+    max_new_tokens: Longest = None,
     json_: Json = False,
 ) -> None:
     """Accuracy of a vector on a test file, or of every method on a public benchmark folder.
@@ -245,7 +253,7 @@ def evaluate(
     Every file of a benchmark folder counts as public, also those that play the private role.
     """
     if (Path(target) / "certificate.json").is_file():
-        rows = _evaluate_vector(Path(target), benchmark, model)
+        rows = _evaluate_vector(Path(target), benchmark, model, max_new_tokens)
     else:
         from dpmtv.evaluation.benchmark import load_benchmark
         from dpmtv.evaluation.runner import GEOMETRIES, METHODS, Settings, evaluate_benchmark
@@ -265,7 +273,7 @@ def evaluate(
             search_steps=search_steps,
         )
         loaded = load_benchmark(benchmark, [t for t in tasks.split(",") if t])
-        with _progress() as progress:
+        with progress_bars() as progress:
             rows, _ = evaluate_benchmark(
                 _load(target),
                 loaded,
@@ -275,9 +283,9 @@ def evaluate(
                 progress=progress,
             )
     if json_:
-        _print_json(rows)
+        print_json(rows)
     else:
-        _print_rows(rows)
+        print_rows(rows)
 
 
 @_command
@@ -314,7 +322,7 @@ def verify(
 
     lines = check(folder)
     if json_:
-        _print_json({"verified": True, "checked": lines})
+        print_json({"verified": True, "checked": lines})
         return
     for line in lines:
         typer.echo(f"  {line}")
@@ -324,7 +332,9 @@ def verify(
 # --- helpers -------------------------------------------------------------------------------
 
 
-def _evaluate_vector(folder: Path, test: str, model: str | None) -> list[dict[str, Any]]:
+def _evaluate_vector(
+    folder: Path, test: str, model: str | None, most: int | None
+) -> list[dict[str, Any]]:
     from dpmtv.artifact import TaskVector
     from dpmtv.data.demonstrations import check_images, read_demonstrations, require_good
     from dpmtv.evaluation.runner import evaluate_vector
@@ -335,7 +345,8 @@ def _evaluate_vector(folder: Path, test: str, model: str | None) -> list[dict[st
     rows = read_demonstrations(test)
     require_good(check_images(rows), "the test file")
     records = require_good(rows, "the test file")
-    return evaluate_vector(_model_of(vector, model), vector, records, command=_as_typed())
+    loaded = _model_of(vector, model, most)
+    return evaluate_vector(loaded, vector, records, command=_as_typed())
 
 
 def _load(name: str, **options: Any) -> VisionLanguageModel:
@@ -343,18 +354,25 @@ def _load(name: str, **options: Any) -> VisionLanguageModel:
 
     from dpmtv.models.adapters import load_model
 
+    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     return load_model(name, **options)
 
 
-def _model_of(vector: TaskVector, name: str | None) -> VisionLanguageModel:
+def _model_of(vector: TaskVector, name: str | None, most: int | None) -> VisionLanguageModel:
     """The model that a vector was made for, by hub id, or the embedded one by its hash."""
     made_for = vector.certificate.model
-    instruction = vector.certificate.inference.answer_instruction
+    inference = vector.certificate.inference
+    options: dict[str, Any] = {
+        "instruction": inference.answer_instruction,
+        "dtype": inference.dtype,
+    }
+    if most is not None:
+        options["max_new_tokens"] = most
     if name is not None or made_for.id is not None:
         revision = made_for.revision if name is None else None
-        return _load(name or str(made_for.id), revision=revision, instruction=instruction)
-    model = _load("embedded", instruction=instruction)
+        return _load(name or str(made_for.id), revision=revision, **options)
+    model = _load("embedded", **options)
     if model.identity != made_for:
         raise ArtifactError("the vector was made for a model in a local folder; name it: --model")
     return model
@@ -391,86 +409,6 @@ def _epsilon(vector: TaskVector) -> float | str:
 def _warn_without_noise(vector: TaskVector) -> None:
     if _epsilon(vector) == "inf":
         typer.secho("ε = inf: this vector is NOT PRIVATE", fg="red", bold=True, err=True)
-
-
-def _print_json(value: Any) -> None:
-    sys.stdout.write(json.dumps(value, ensure_ascii=False, indent=1) + "\n")
-
-
-def _print_rows(rows: Sequence[dict[str, Any]]) -> None:
-    """Methods as rows, tasks as columns; what has no guarantee says so in red."""
-    from rich.console import Console
-    from rich.table import Table
-
-    tasks = list(dict.fromkeys(r["task"] for r in rows if r["task"] != "mean"))
-    columns = [*tasks, "mean"] if len(tasks) > 1 else tasks
-    table = Table(box=None, header_style="bold")
-    for heading in ("method", "released", "privacy"):
-        table.add_column(heading)
-    for column in columns:
-        table.add_column(column.replace("-", " "), justify="right")
-    table.add_column("gain kept", justify="right")
-    groups: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
-    for row in rows:
-        key = (row["method"], row["geometry"], row["relation"], row["epsilon"], row["private"])
-        groups.setdefault(key, {})[row["task"]] = row
-    for (method, geometry, relation, epsilon, private), cells in groups.items():
-        last = cells[columns[-1]]
-        table.add_row(
-            method,
-            (geometry or "").split(",")[0],
-            _privacy(epsilon, relation, private),
-            *(_cell(cells.get(column), column == columns[-1]) for column in columns),
-            "" if last["gain"] is None or method == "zero-shot" else f"{100 * last['gain']:.0f} %",
-        )
-    # A pipe has no width; 150 columns keep every row on one line.
-    console = Console(width=None if sys.stdout.isatty() else 150)
-    console.print(table)
-    draws = max(r["draws"] for r in rows)
-    console.print(
-        f"Accuracy in %: {rows[0]['metric']}; ± standard error over {draws} draws.", style="dim"
-    )
-
-
-def _privacy(epsilon: float | None, relation: str | None, private: bool) -> str:
-    if not private:
-        return "[bold red]not private[/]"
-    if epsilon is None:
-        return "no private data"
-    return f"ε = {epsilon:g}, {'zero_out (the paper)' if relation == 'zero_out' else relation}"
-
-
-def _cell(row: dict[str, Any] | None, spread: bool) -> str:
-    if row is None:
-        return ""
-    error = f" ± {100 * row['se']:.1f}" if spread and row["se"] is not None else ""
-    return f"{100 * row['mean']:.1f}{error}"
-
-
-@contextmanager
-def _progress() -> Iterator[Progress]:
-    """A bar with remaining time for each part of the work, on standard error."""
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(
-        *columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True
-    ) as bars:
-        known: dict[str, Any] = {}
-
-        def report(what: str, done: int, total: int) -> None:
-            if what not in known:
-                known[what] = bars.add_task(what, total=total)
-            bars.update(known[what], completed=done, total=total)
-
-        yield report
 
 
 def main() -> None:

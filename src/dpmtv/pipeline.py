@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 
@@ -42,6 +42,7 @@ PatchMode = Literal["prompt", "every-step"]
 SHOTS = 4
 SEARCH_STEPS = 200
 CLIP_FACTOR = 1.5  # × the public median norm of a layer; measured in docs/results.md
+_LARGEST_CLIP = 1e30
 _QUERY_SHARE = 1 / 3  # of each public task's records, kept apart to score head masks
 
 
@@ -78,7 +79,8 @@ def build_task_vector(
     the heads' outputs at the last token clipped, averaged and noised once. docs/method.md lists
     where we differ.
 
-    *Guarantee:* the returned vector is (epsilon, delta)-differentially private under ``relation``.
+    *Guarantee:* this one vector is (epsilon, delta)-differentially private under ``relation``;
+    another build from the same records adds its own ε and δ.
 
     ==============================  =========================================================
     case                            what happens
@@ -114,6 +116,17 @@ def build_task_vector(
         UserError: see the table.
     """
     relation = _relation(relation)
+    if clip is not None and not clip < _LARGEST_CLIP:
+        raise PrivacyParameterError("the clip norm is too large for 32-bit activations")
+    if public is data:
+        raise PrivacyParameterError("the private records were given as the public ones too")
+    if selection not in get_args(SelectionMode):
+        raise PrivacyParameterError(
+            f"selection must be one of {', '.join(get_args(SelectionMode))}"
+        )
+    if shots < 1:
+        raise PrivacyParameterError("a chunk needs at least one demonstration (shots)")
+    inference = _inference(model, patch, alpha)
     n = len(data)
     check_delta(delta, n, allow_large_delta)
     chunks = chunks if chunks is not None else max(1, n // (shots + 1))
@@ -135,7 +148,8 @@ def build_task_vector(
         )
     preflight(model, shots)
 
-    tasks = public_tasks(model, public, shots, progress) if public is not None else []
+    used = public if selection != "all" or clip is None else None
+    tasks = public_tasks(model, used, shots, progress) if used is not None else []
     heads = (
         select_heads(model, tasks, patch, search_steps, progress).heads
         if selection == "public"
@@ -162,8 +176,7 @@ def build_task_vector(
         clip_source="public" if clip is None else "option",
         released_heads=[np.flatnonzero(part).tolist() for part in layout.split(geometry.heads)],
     )
-    used = public is not None and (selection != "all" or clip is None)
-    source = _hash_records(require_good(public or [], "the public file")) if used else None
+    source = None if used is None else _hash_records(require_good(used, "the public file"))
     certificate = certificates.Certificate(
         product_version=version("dpmtv"),
         created=datetime.now(UTC).date(),
@@ -171,15 +184,26 @@ def build_task_vector(
         tensor_sha256=hashlib.sha256(tensor_bytes(values, heads)).hexdigest(),
         privacy=privacy,
         selection=certificates.Selection(selection, source),
-        inference=certificates.Inference(
-            patch=patch,
-            alpha=float(alpha),
-            prompt_template_sha256=model.prompt_template_sha256,
-            answer_instruction=model.instruction,
-            dtype=model.dtype,
-        ),
+        inference=inference,
     )
     return TaskVector(values, heads, certificate)
+
+
+def _inference(
+    model: VisionLanguageModel, patch: PatchMode, alpha: float
+) -> certificates.Inference:
+    """How the vector will be used; made first, so that a bad option costs no release."""
+    if patch not in get_args(PatchMode):
+        raise PrivacyParameterError(f"patch must be one of {', '.join(get_args(PatchMode))}")
+    if not 0 < alpha <= 1:
+        raise PrivacyParameterError("alpha must be above 0 and at most 1")
+    return certificates.Inference(
+        patch=patch,
+        alpha=float(alpha),
+        prompt_template_sha256=model.prompt_template_sha256,
+        answer_instruction=model.instruction,
+        dtype=model.dtype,
+    )
 
 
 def public_tasks(

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Bool, Float
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from PIL.Image import Image
 
 
@@ -83,10 +81,6 @@ class HeadLayout:
         """Coordinates of all layers together: the length of an activation vector."""
         return sum(self.widths)
 
-    def layer_of_head(self) -> np.ndarray:
-        """Layer index of each head, shape [heads of all layers]."""
-        return np.repeat(np.arange(self.layers), self.heads)
-
     def coordinates(self, mask: Bool[np.ndarray, " heads"]) -> Bool[np.ndarray, " coordinates"]:
         """Which coordinates belong to the heads of ``mask``."""
         return np.repeat(mask, np.repeat(self.head_dims, self.heads))
@@ -123,11 +117,3 @@ class Release:
 
     value: Float[np.ndarray, " coordinates"]
     event: GaussianEvent | None
-
-
-class Generator(Protocol):
-    """Whatever answers queries: a model, a patched model, or a fake in tests."""
-
-    def generate(self, queries: Sequence[Query]) -> list[str]:
-        """One answer per query, in order."""
-        ...

@@ -11,7 +11,12 @@ import torch
 
 from dpmtv.data.demonstrations import read_demonstrations
 from dpmtv.errors import ModelError
-from dpmtv.models.adapters import EMBEDDED, find_projections, load_model
+from dpmtv.models.adapters import (
+    EMBEDDED,
+    VisionLanguageModel,
+    find_projections,
+    load_model,
+)
 from dpmtv.types import Prompt
 
 
@@ -25,6 +30,11 @@ def test_embedded_is_loaded_as_any_folder(model, tmp_path):
     config["text_config"]["rms_norm_eps"] = 1e-5
     (copy / "config.json").write_text(json.dumps(config))
     assert load_model(copy).identity != model.identity
+    shutil.copy(EMBEDDED / "config.json", copy)
+    assert load_model(copy).identity == model.identity
+    tokenizer = (copy / "tokenizer.json").read_text()
+    (copy / "tokenizer.json").write_text(tokenizer + " ")
+    assert load_model(copy).identity != model.identity, "the tokenizer belongs to it"
 
 
 def test_embedded_size():
@@ -62,6 +72,54 @@ def _write(path, config):
 def test_a_model_without_attention_projections_is_refused():
     with pytest.raises(ModelError, match="no attention output projections"):
         find_projections(torch.nn.Sequential(torch.nn.Linear(2, 2)))
+
+
+def test_models_that_would_break_isolation_or_hooks_are_refused(model):
+    def changed(**text_options):
+        config = type(model.model.config).from_dict(model.model.config.to_dict())
+        for name, value in text_options.items():
+            setattr(config.text_config, name, value)
+        return type(model.model)(config).float()
+
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    with pytest.raises(ModelError, match="remembers the longest prompt"):
+        VisionLanguageModel(changed(rope_parameters=rope), model.processor, weights_sha256="0" * 64)
+    fake = torch.nn.Module()
+    fake.config = type("Config", (), {"is_encoder_decoder": True})()
+    with pytest.raises(ModelError, match="encoder-decoder"):
+        find_projections(fake)
+
+
+def test_recurrent_mixers_are_not_attention():
+    class FakeMamba2Mixer(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.out_proj = torch.nn.Linear(8, 8)
+
+    class FakeAttention(FakeMamba2Mixer):
+        pass
+
+    layers = torch.nn.ModuleList()
+    for kind in (FakeMamba2Mixer, FakeAttention):
+        layer = torch.nn.Module()
+        layer.mixer = kind()
+        layers.append(layer)
+    decoder = torch.nn.Module()
+    decoder.layers = layers
+    assert find_projections(decoder) == [layers[1].mixer.out_proj]
+
+
+def test_a_template_may_sit_with_the_tokenizer_or_under_a_name(model, data, monkeypatch):
+    prompt = Prompt((), read_demonstrations(data / "tasks/color-gem/test.jsonl")[0].query)
+    text, template = model.render(prompt), model.processor.chat_template
+    monkeypatch.setattr(model.processor, "chat_template", {"default": template, "other": "x"})
+    assert model.render(prompt) == text
+    monkeypatch.setattr(model.processor, "chat_template", None)
+    monkeypatch.setattr(model.tokenizer, "chat_template", template)
+    assert model.render(prompt) == text
+    monkeypatch.setattr(model.tokenizer, "chat_template", None)
+    assert model.render(prompt).endswith("Answer:")
+    assert "Question:" in model.render(prompt)
 
 
 def test_left_padding_and_batching_change_no_activation(model, data):

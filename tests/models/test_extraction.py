@@ -10,6 +10,7 @@ import pytest
 
 from dpmtv.data.demonstrations import read_demonstrations
 from dpmtv.data.prompts import chunk_prompt
+from dpmtv.errors import ModelError
 from dpmtv.models import extraction
 from dpmtv.models.extraction import chunk_activations, preflight
 from dpmtv.types import Demonstration
@@ -87,11 +88,40 @@ def test_libraries_tell_nothing_of_a_chunk(model, worlds, monkeypatch, caplog, c
 
 def test_preflight_passes_and_finds_a_broken_setup(model, monkeypatch):
     preflight(model, shots=2)
-    monkeypatch.setattr(
-        type(model), "last_token_heads", lambda self, _: np.full(self.layout.size, np.nan)
-    )
-    with pytest.raises(FloatingPointError):
-        preflight(model, shots=2)
+
+    def remembers(self, prompt, seen=[]):  # noqa: B006 - a model that keeps the longest prompt
+        seen.append(len(prompt.demonstrations))
+        return np.full(self.layout.size, float(max(seen)))
+
+    def crashes(self, prompt):
+        raise TypeError("unexpected keyword argument 'logits_to_keep'")
+
+    for broken, message in (
+        (lambda self, _: np.full(self.layout.size, np.nan), "not finite"),
+        (remembers, "remembers"),
+        (crashes, "logits_to_keep"),
+    ):
+        monkeypatch.setattr(type(model), "last_token_heads", broken)
+        with pytest.raises(ModelError, match=message):
+            preflight(model, shots=2)
+
+
+def test_a_panic_in_a_library_makes_the_chunk_null_and_an_interrupt_stops(
+    model, worlds, monkeypatch
+):
+    class Panic(BaseException):
+        """As PyO3 raises for a panic in Rust."""
+
+    raised = [Panic("c4n4ry")]
+
+    def fail(self, _prompt):
+        raise raised[0]
+
+    monkeypatch.setattr(type(model), "last_token_heads", fail)
+    assert list(chunk_activations(model, worlds[0][:2])) == [None, None]
+    raised[0] = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        list(chunk_activations(model, worlds[0][:1]))
 
 
 def test_extraction_is_lazy_and_single(model, worlds, monkeypatch):

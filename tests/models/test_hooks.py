@@ -46,7 +46,7 @@ def test_each_heads_other_value_changes_the_output_and_nothing_upstream(random_m
     inputs = model.inputs([prompt])
     plain = layer_outputs(model, inputs)
     other = model.last_token_heads(prompt) + 1.0
-    for head, layer in enumerate(model.layout.layer_of_head()):
+    for head, layer in enumerate(np.repeat(np.arange(6), model.layout.heads)):
         mask = np.zeros(model.layout.n_heads, bool)
         mask[head] = True
         with model.patched(other, mask):

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from dpmtv.data.demonstrations import read_demonstrations
-from dpmtv.models.mask_loss import MaskLoss
+from dpmtv.models import mask_loss
+from dpmtv.models.mask_loss import MaskLoss, whole_pass_losses
 from dpmtv.types import Prompt
-from mask_loss import full_pass_losses  # benchmarks/, which compares the speed of the two
 
 
 @pytest.mark.parametrize("patch", ["prompt", "every-step"])
@@ -25,11 +25,35 @@ def test_equals_full_passes(random_model, data, patch, shots):
     for _ in range(2):  # the second round reads the kept prefix
         for example in (0, 1):
             ours = loss(masks, example)
-            same = (model, prompts[example], answers[example], vectors[example], masks, patch)
-            for batched in (False, True):
-                whole = full_pass_losses(*same, batched)
+            answer = model.answer_ids(prompts[example], answers[example])
+            same = (model, prompts[example], answer, vectors[example], masks, patch)
+            for rows in (1, 3, 8):
+                whole = whole_pass_losses(*same, rows)
                 assert np.abs(ours - whole).max() < 2e-6
                 assert np.ptp(whole) > 1e-4, "the masks must matter, or the test shows nothing"
+    assert loss._prefix_is_exact
+
+
+@pytest.mark.parametrize("fault", ["wrong", "crash"])
+def test_where_a_prefix_is_not_exact_whole_passes_are_used(random_model, data, monkeypatch, fault):
+    """Such as a prefix-LM, whose earlier tokens see the last one, or an unknown kind of cache."""
+    model = random_model
+    records = read_demonstrations(data / "tasks/digit-phrase/test.jsonl")[:3]
+    prompts = [Prompt((), r.query) for r in records]
+    vectors = [np.ones(model.layout.size)] * 3
+    loss = MaskLoss(model, prompts, [r.answer for r in records], vectors)
+    plain = MaskLoss._from_prefix
+
+    def faulty(self, masks, example):
+        if fault == "crash":
+            raise RuntimeError("no such cache")
+        return plain(self, masks, example) + 0.1
+
+    monkeypatch.setattr(mask_loss.MaskLoss, "_from_prefix", faulty)
+    masks = np.eye(model.layout.n_heads, dtype=bool)[:4]
+    want = whole_pass_losses(model, prompts[1], loss.answers[1], vectors[1], masks, loss.patch)
+    assert np.allclose(loss(masks, 1), want, atol=1e-6)
+    assert loss._prefix_is_exact is False
 
 
 def test_the_loss_runs_over_all_answer_tokens_and_the_end(model, data):

@@ -38,13 +38,12 @@ def read_demonstrations(path: Path | str) -> list[Demonstration | BadRow]:
     """Read a JSONL file: one object a line with ``image``, ``question`` and ``answer``.
 
     ``image`` is a path, relative to the file's folder or absolute; all three are text that is not
-    blank. ``task`` is text and optional; other keys are ignored. UTF-8, with or without a byte
-    order mark, any of the usual line ends.
+    blank. ``task`` is text or a whole number and optional; other keys are ignored. UTF-8, with or
+    without a byte order mark; lines end with a line feed, or a carriage return and a line feed.
 
-    Every line is an entry of the result, good or bad: what stands in a row decides neither the
-    number of rows nor what the other entries are. Only blank lines at the very end are no rows,
-    so a record that was withdrawn there is better replaced by ``{}`` than by nothing. Images are
-    not opened, see `check_images`.
+    Every line is an entry of the result, good or bad, blank lines included: what stands in a row
+    decides neither the number of rows nor what the other entries are. Images are not opened, see
+    `check_images`.
 
     Raises:
         DataError: there is no such file, it cannot be read, or it is empty.
@@ -59,8 +58,9 @@ def read_demonstrations(path: Path | str) -> list[Demonstration | BadRow]:
         problem = "is a folder. Name the JSONL file inside it"
     except (OSError, ValueError):  # ValueError: a null character in the path
         problem = "cannot be read. Check the path and its permissions"
-    lines = data.removeprefix(codecs.BOM_UTF8).rstrip().split(b"\n")
-    if problem is None and lines == [b""]:
+    data = data.removeprefix(codecs.BOM_UTF8)
+    lines = data.removesuffix(b"\n").split(b"\n")
+    if problem is None and not data.strip():
         problem = "is empty. Write one JSON object a line, with image, question and answer"
     if problem is not None:
         raise DataError(f"{path} {problem}.")
@@ -85,6 +85,7 @@ def _read_row(number: int, line: bytes, folder: Path) -> Demonstration | BadRow:
         if not _is_text(value):
             return BadRow(number, f"{name} is not text")
     task = record.get("task")
+    task = str(task) if type(task) is int else task
     if task is not None and not _is_text(task):
         return BadRow(number, "task is not text")
     image = folder / record["image"]

@@ -38,6 +38,9 @@ _PROJECTION = re.compile(
 )
 _ELSEWHERE = re.compile(r"cross|encoder_attn|encoder\.layers|vision|visual|linear_attn|mamba|conv")
 
+_RECURRENT = re.compile(r"mamba|linear|delta|recurrent|conv", re.IGNORECASE)
+_IDENTITY_FILES = {".safetensors", ".bin", ".json", ".jinja", ".model", ".txt"}
+
 _DTYPES: dict[torch.dtype, Literal["float32", "float16", "bfloat16"]] = {
     torch.float32: "float32",
     torch.float16: "float16",
@@ -109,8 +112,18 @@ class VisionLanguageModel:
 
     @property
     def _chat_template(self) -> str | None:
-        template = getattr(self.processor, "chat_template", None)
-        return template if isinstance(template, str) else None
+        for owner in (self.processor, self.tokenizer):
+            template = getattr(owner, "chat_template", None)
+            if isinstance(template, dict):  # several, by name
+                template = template.get("default")
+            if isinstance(template, str):
+                return template
+        return None
+
+    def _chat(self, messages: list[dict[str, Any]], **options: Any) -> str:
+        template = self._chat_template
+        text: str = self.processor.apply_chat_template(messages, chat_template=template, **options)
+        return text
 
     # --- prompts ---------------------------------------------------------------------------
 
@@ -120,9 +133,7 @@ class VisionLanguageModel:
             return to_text(
                 prompt, getattr(self.processor, "image_token", "<image>"), self.instruction
             )
-        messages = to_messages(prompt, self.instruction)
-        text: str = self.processor.apply_chat_template(messages, add_generation_prompt=True)
-        return text
+        return self._chat(to_messages(prompt, self.instruction), add_generation_prompt=True)
 
     def inputs(self, prompts: Sequence[Prompt]) -> dict[str, Tensor]:
         """Left-padded model inputs of several prompts."""
@@ -141,11 +152,15 @@ class VisionLanguageModel:
         following = f" {answer.strip()}"
         if self._chat_template is not None:
             turn = {"role": "assistant", "content": [{"type": "text", "text": answer.strip()}]}
-            messages = [*to_messages(prompt, self.instruction), turn]
-            whole: str = self.processor.apply_chat_template(messages)
+            whole = self._chat([*to_messages(prompt, self.instruction), turn])
             if whole.startswith(text):
                 following = whole[len(text) :]
-        ids: list[int] = self.tokenizer(following, add_special_tokens=False).input_ids
+        # Tokenised together, because some tokenizers begin a text of its own with an extra token.
+        head: list[int] = self.tokenizer(text, add_special_tokens=False).input_ids
+        both: list[int] = self.tokenizer(text + following, add_special_tokens=False).input_ids
+        joined = both[: len(head)] == head
+        alone: list[int] = self.tokenizer(following, add_special_tokens=False).input_ids
+        ids = both[len(head) :] if joined else alone
         ends = self.end_ids
         for place, token in enumerate(ids):
             if token in ends:
@@ -170,6 +185,23 @@ class VisionLanguageModel:
         with record_heads(self.projections) as records:
             self.forward(self.inputs([prompt]), use_cache=False, logits_to_keep=1)
             return np.concatenate([r[0].to("cpu", torch.float32).numpy() for r in records])
+
+    def recover(self) -> None:
+        """After a failed pass: free its memory, and make sure that the device still works.
+
+        Raises:
+            ModelError: the device is lost; every later chunk would fail for an earlier one's sake.
+        """
+        if self.device.type != "cuda":
+            return
+        try:
+            torch.cuda.empty_cache()
+            torch.zeros(1, device=self.device).add_(1).item()
+        except RuntimeError:
+            raise ModelError(
+                "the GPU stopped working and has to be restarted with the program; nothing was "
+                "released"
+            ) from None
 
     def forward(
         self, inputs: Mapping[str, Tensor], cache: Any = None, **options: Any
@@ -264,11 +296,19 @@ def find_projections(model: Any) -> list[nn.Module]:
     Raises:
         ModelError: none found.
     """
+    name = type(model).__name__
+    config = getattr(model, "config", None)
+    if getattr(config, "is_encoder_decoder", False):
+        raise ModelError(f"{name} is an encoder-decoder; only decoder models can be patched")
     decoder = model.get_decoder() if hasattr(model, "get_decoder") else model
+    modules = dict(decoder.named_modules())
     found = [
         module
-        for name, module in decoder.named_modules()
-        if _PROJECTION.search(name) and not _ELSEWHERE.search(name) and hasattr(module, "weight")
+        for name, module in modules.items()
+        if _PROJECTION.search(name)
+        and not _ELSEWHERE.search(name)
+        and hasattr(module, "weight")
+        and not _RECURRENT.search(type(modules[name.rpartition(".")[0]]).__name__)
     ]
     if not found:
         raise ModelError(
@@ -280,7 +320,17 @@ def find_projections(model: Any) -> list[nn.Module]:
 
 def _head_layout(model: Any, projections: Sequence[nn.Module]) -> HeadLayout:
     """Heads from the text config, width from the projection itself: never hidden size ÷ heads."""
-    heads = int(model.config.get_text_config().num_attention_heads)
+    config = model.config.get_text_config()
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    if "dynamic" in str(rope):
+        raise ModelError(
+            "this model's position encoding ('dynamic' RoPE) remembers the longest prompt so far, "
+            "so private chunks would not be isolated"
+        )
+    try:
+        heads = int(config.num_attention_heads)
+    except (AttributeError, TypeError) as error:
+        raise ModelError("the number of attention heads is not one number in its config") from error
     widths = [_width(p) for p in projections]
     if any(w % heads for w in widths):
         raise ModelError(
@@ -356,10 +406,10 @@ def _first_line(error: Exception) -> str:
 
 
 def _hash_files(folder: Path) -> str:
-    """SHA-256 over the names and bytes of the weight files and the configuration."""
+    """SHA-256 over names and bytes: weights, configuration, tokenizer, processor, template."""
     digest = hashlib.sha256()
     for path in sorted(folder.iterdir()):
-        if path.suffix in {".safetensors", ".bin"} or path.name == "config.json":
+        if path.suffix in _IDENTITY_FILES:
             digest.update(path.name.encode() + b"\0")
             with path.open("rb") as file:
                 digest.update(hashlib.file_digest(file, "sha256").digest())

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image
 
+from dpmtv.errors import ModelError
 from dpmtv.types import Demonstration, Prompt, Query
 
 if TYPE_CHECKING:
@@ -42,11 +43,16 @@ def chunk_activations(
         if prompt is None:
             yield None
             continue
+        values = None
         try:
             with _silence():
                 values = model.last_token_heads(prompt)
-        except Exception:  # content of a private record must not stop the build
-            values = None
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException:  # noqa: S110 - no record may stop the build, nor a panic in Rust
+            pass
+        if values is None:
+            model.recover()
         yield values
 
 
@@ -64,14 +70,29 @@ def _silence() -> Iterator[None]:
 
 
 def preflight(model: VisionLanguageModel, shots: int) -> None:
-    """Run one synthetic chunk, so that a broken setup shows before any budget is spent.
+    """Run synthetic chunks, so that a broken setup shows before any budget is spent.
+
+    A short chunk runs before and after a longer one and must give the same numbers, or the model
+    keeps something from one pass to the next and chunks would not be isolated.
 
     Raises:
-        Exception: whatever the model raises; nothing private is in it.
+        ModelError: the model cannot run such a prompt, gives numbers that are not finite, or
+            remembers.
     """
     noise = np.arange(64 * 64 * 3, dtype=np.uint32).reshape(64, 64, 3) * 2654435761 >> 24
     image = Image.fromarray(noise.astype(np.uint8))
     shown = Demonstration(image, "What is shown in this picture?", "a synthetic test picture")
-    values = model.last_token_heads(Prompt((shown,) * shots, Query(image, shown.question)))
-    if values.shape != (model.layout.size,) or not np.isfinite(values).all():
-        raise FloatingPointError("the model gives activations that are not finite numbers")
+    query = Query(image, shown.question)
+    prompts = [Prompt((shown,) * count, query) for count in (shots, 2 * shots + 2, shots)]
+    try:
+        first, longer, again = (model.last_token_heads(p) for p in prompts)
+    except Exception as error:
+        raise ModelError(
+            f"the model cannot run a synthetic prompt of {shots} demonstrations: "
+            f"{type(error).__name__}: {str(error).strip()[:300]}"
+        ) from error
+    if not all(np.isfinite(v).all() for v in (first, longer)):
+        raise ModelError("the model gives activations that are not finite numbers")
+    # Kernels on a GPU may differ in the last bits from one run to the next; memory would not.
+    if np.abs(first - again).max() > 1e-3 * np.abs(first).max():
+        raise ModelError("the model remembers earlier prompts, so chunks would not be isolated")

@@ -292,11 +292,10 @@ def verify(certificate: Certificate, tensor_sha256: str) -> list[str]:
         "tensor_sha256",
         "does not match the tensor file: it was changed or belongs to another certificate",
     )
-    size = sum(
-        len(indices) * width
-        for indices, width in zip(privacy.released_heads, model.head_dims, strict=True)
-    )
-    require(sum(privacy.block_sizes) == size, "privacy.block_sizes", "do not cover the heads")
+    layers = zip(privacy.released_heads, model.head_dims, strict=True)
+    blocks = tuple(len(indices) * width for indices, width in layers if indices)
+    require(privacy.block_sizes == blocks, "privacy.block_sizes", "are not the released layers")
+    size = sum(blocks)
     every_head = tuple(tuple(range(count)) for count in model.heads)
     require(
         certificate.selection.mode == "public" or privacy.released_heads == every_head,
@@ -306,7 +305,7 @@ def verify(certificate: Certificate, tensor_sha256: str) -> list[str]:
     return [
         "The tensor file has the hash on the certificate. A hash beside the tensor shows "
         "accidents, not tampering.",
-        f"The released heads hold {size} coordinates, and the clipped blocks cover them.",
+        f"The released heads hold {size} coordinates; each of their layers is one clipped block.",
         *_verify_noise(privacy),
     ]
 
@@ -377,6 +376,7 @@ def statement(certificate: Certificate) -> list[str]:
         "cases where it did.",
         limit,
         "Using the vector costs nothing more, however many questions are asked.",
+        "It covers this one vector: another build from the same records adds its own ε and δ.",
         "It holds towards those who get the vector; whoever built it has seen the records.",
     ]
 
