@@ -266,7 +266,7 @@ def bad_private(tmp_path, data):
 def test_bad_private_rows_stop_nothing_and_show_nowhere(
     model, bad_private, public, tmp_path, capfd, caplog
 ):
-    caplog.set_level("DEBUG")
+    caplog.set_level("INFO")  # below it, image readers tell of the public pictures
     rows = read_demonstrations(bad_private)
     assert len(rows) == 60, "every row keeps its slot"
     vector = build(model, rows, public, chunks=20)

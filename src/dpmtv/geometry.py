@@ -7,16 +7,12 @@ The map is public and declared before any private record is read, so the sensiti
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from jaxtyping import Bool, Float
 
 from dpmtv.errors import PrivacyParameterError
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float
-
-    from dpmtv.types import HeadLayout
+from dpmtv.types import HeadLayout
 
 
 @dataclass(frozen=True)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float
 
 
+@runtime_checkable
 class ExampleLoss(Protocol):
     """Losses of many head masks on one of several public examples."""
 

@@ -372,15 +372,12 @@ def changed(key: str, factor: float = 1.0, value=None) -> Certificate:
         (changed("mu", 1 - 1e-15), "privacy.mu"),
         (changed("mu", 2.0), "privacy.mu"),
         (changed("block_sizes", value=(8, 7)), "block_sizes"),
-        (changed("block_sizes", value=(6, 8)), None),
+        (changed("block_sizes", value=(6, 8)), "block_sizes"),
         (changed("released_heads", value=((0, 1, 2), (), (1,))), "block_sizes"),
         (changed("chunks", value=10**400), "privacy"),
     ],
 )
 def test_verify_refuses_a_claim_that_does_not_hold(tampered, reason):
-    if reason is None:  # a public label: which block has which width changes no number
-        assert certificate.verify(tampered, HASH)
-        return
     with pytest.raises(ArtifactError, match=reason):
         certificate.verify(tampered, HASH)
 

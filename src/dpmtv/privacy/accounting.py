@@ -212,5 +212,5 @@ def _log_delta(noise_multiplier: float, epsilon: float) -> float:
     mills_a, mills_b = (
         math.sqrt(math.pi / 2) * float(erfcx(t / math.sqrt(2))) for t in (a, centre + half)
     )
-    gap = mills_a - mills_b + 1e-15 * mills_a  # the addition covers cancellation
+    gap = mills_a - mills_b + 4e-15 * mills_a  # a few ulps of erfcx, grown by cancellation
     return math.log(gap) - a * a / 2 - math.log(2 * math.pi) / 2 + _LOG_ERROR
