@@ -23,13 +23,15 @@ DOCS = Path(__file__).resolve().parent.parent / "docs"
 Row = dict[str, Any]
 
 COMMON = ("evaluate", "embedded", "--draws", "20", "--json")
-CONTROLS = ("--methods", "other task,pure noise", "--epsilons", "1")
-PAPER = ("--methods", "dp-mtv", "--geometries", "paper", "--epsilons", "1,none")
+CONTROLS = ("--methods", "zero-shot,other task,pure noise", "--epsilons", "1")
+PAPER = ("--methods", "dp-mtv", "--geometries", "paper", "--epsilons", "1")
 PAPERS = "paper's masks"
 PARTS = {
-    f"{part}, {patch}": (*COMMON, "--patch", patch, *options)
-    for patch in ("every-step", "prompt")
-    for part, options in (("main", ()), ("controls", CONTROLS), (PAPERS, PAPER))
+    "main, every-step": (*COMMON, "--patch", "every-step"),
+    "controls, every-step": (*COMMON, "--patch", "every-step", *CONTROLS),
+    f"{PAPERS}, every-step": (*COMMON, "--patch", "every-step", *PAPER),
+    "main, prompt": (*COMMON, "--patch", "prompt"),
+    "controls, prompt": (*COMMON, "--patch", "prompt", *CONTROLS),
 }
 
 

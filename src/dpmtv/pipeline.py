@@ -42,7 +42,7 @@ PatchMode = Literal["prompt", "every-step"]
 SHOTS = 4
 SEARCH_STEPS = 200
 CLIP_FACTOR = 1.5  # × the public median norm of a layer; measured in docs/results.md
-_LARGEST_CLIP = 1e30
+_LARGEST_CLIP = 1e30  # activations and released values are 32-bit
 _QUERY_SHARE = 1 / 3  # of each public task's records, kept apart to score head masks
 
 
@@ -116,16 +116,7 @@ def build_task_vector(
         UserError: see the table.
     """
     relation = _relation(relation)
-    if clip is not None and not clip < _LARGEST_CLIP:
-        raise PrivacyParameterError("the clip norm is too large for 32-bit activations")
-    if public is data:
-        raise PrivacyParameterError("the private records were given as the public ones too")
-    if selection not in get_args(SelectionMode):
-        raise PrivacyParameterError(
-            f"selection must be one of {', '.join(get_args(SelectionMode))}"
-        )
-    if shots < 1:
-        raise PrivacyParameterError("a chunk needs at least one demonstration (shots)")
+    _check_options(data, public, selection, shots, clip)
     inference = _inference(model, patch, alpha)
     n = len(data)
     check_delta(delta, n, allow_large_delta)
@@ -141,11 +132,6 @@ def build_task_vector(
         clip_norms=(1.0 if clip is None else clip,),
         block_sizes=(layout.size,),
     )
-    if public is None and (selection != "all" or clip is None):
-        raise PrivacyParameterError(
-            "heads and clip norms come from public records: give some, or a clip norm and "
-            'selection="all"'
-        )
     preflight(model, shots)
 
     used = public if selection != "all" or clip is None else None
@@ -187,6 +173,31 @@ def build_task_vector(
         inference=inference,
     )
     return TaskVector(values, heads, certificate)
+
+
+def _check_options(
+    data: Sequence[Demonstration | BadRow],
+    public: Sequence[Demonstration | BadRow] | None,
+    selection: SelectionMode,
+    shots: int,
+    clip: float | None,
+) -> None:
+    """Refuse options that cannot work, before anything is read or drawn."""
+    if selection not in get_args(SelectionMode):
+        raise PrivacyParameterError(
+            f"selection must be one of {', '.join(get_args(SelectionMode))}"
+        )
+    if public is data:
+        raise PrivacyParameterError("the private records were given as the public ones too")
+    if public is None and (selection != "all" or clip is None):
+        raise PrivacyParameterError(
+            "heads and clip norms come from public records: give some, or a clip norm and "
+            'selection="all"'
+        )
+    if shots < 1:
+        raise PrivacyParameterError("a chunk needs at least one demonstration (shots)")
+    if clip is not None and not clip < _LARGEST_CLIP:
+        raise PrivacyParameterError("the clip norm is too large for 32-bit activations")
 
 
 def _inference(

@@ -131,7 +131,7 @@ def test_the_fields_are_the_agreed_ones_and_no_others(path):
 
 BAD_VALUES = [
     ("format_version", True),
-    ("product_version", "0.1 from /home/me"),
+    ("product_version", "0.1 from /srv/me"),
     ("created", "20260309"),
     ("created", 20260309),
     ("model.id", "/srv/models/vlm"),
