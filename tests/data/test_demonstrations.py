@@ -266,7 +266,6 @@ def test_reasons_come_from_the_documented_words():
             assert f'"{reason}"' in BadRow.__doc__.replace("\n", " ")
 
 
-@pytest.mark.skipif(not hasattr(os, "symlink"), reason="needs links")
 def test_an_image_behind_a_link_is_found(folder):
     os.symlink(folder / "x.png", folder / "link.png")
     assert read(folder, line(image="link.png"))[0].image == folder / "link.png"

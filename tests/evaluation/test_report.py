@@ -17,9 +17,6 @@ from dpmtv.errors import UserError
 from dpmtv.evaluation import report_plots
 from dpmtv.evaluation.report import accuracy_plot, plot_png, write_report
 
-pytest.importorskip("jinja2")
-pytest.importorskip("matplotlib")
-
 PNG = bytes.fromhex(
     "89504e470d0a1a0a0000000d4948445200000001000000010802000000907753de"
     "0000000c4944415408d763f8cfc0000003010100c9fe92ef0000000049454e44ae426082"
