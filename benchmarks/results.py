@@ -113,7 +113,7 @@ here are public; they only play the private role.
 "Selected heads" are chosen on public data before the release, and only they are released. "All
 heads, public mask" releases every head as the paper does and patches the same selected ones. "Mask
 from the release" is the paper's search: every head is released, and the mask is found by patching
-the released vector into 20 public examples of the same rule.
+the released vector into 60 public examples of the same rule.
 """
 
 
