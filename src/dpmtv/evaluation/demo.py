@@ -35,7 +35,7 @@ SETTINGS = Settings(
     geometries=("selected",),
     epsilons=(0.5, 1.0, 2.0, 4.0, 8.0),
     draws=10,
-    n_test=100,
+    n_test=60,
 )
 EPSILON, DELTA = 1.0, 1e-5
 _EXAMPLES = 4  # a task
