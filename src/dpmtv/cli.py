@@ -108,6 +108,7 @@ def demo(
 
     require_free(output)
     output.mkdir(parents=True, exist_ok=True)
+    _quiet_transformers()
     with progress_bars() as progress:
         result = run_demo(output, replace(SETTINGS, draws=draws), progress)
     if json_:
@@ -350,13 +351,17 @@ def _evaluate_vector(
 
 
 def _load(name: str, **options: Any) -> VisionLanguageModel:
-    from transformers.utils import logging as transformers_logging
-
     from dpmtv.models.adapters import load_model
+
+    _quiet_transformers()
+    return load_model(name, **options)
+
+
+def _quiet_transformers() -> None:
+    from transformers.utils import logging as transformers_logging
 
     transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    return load_model(name, **options)
 
 
 def _model_of(vector: TaskVector, name: str | None, most: int | None) -> VisionLanguageModel:

@@ -100,8 +100,7 @@ class MaskLoss:
     ) -> Float[np.ndarray, " masks"]:
         last, prefix = self._prefix(example)
         rows = len(masks)
-        cache = copy.deepcopy(prefix)
-        cache.reorder_cache(torch.zeros(rows, dtype=torch.long, device=self.model.device))
+        cache = _widen(prefix, rows)
         answer = torch.tensor(self.answers[example], device=self.model.device)
         ids = torch.cat([last, answer[:-1]]).expand(rows, -1)
         seen = torch.ones(rows, prefix.get_seq_length() + ids.shape[1], device=ids.device)
@@ -175,6 +174,22 @@ def whole_pass_losses(
             logits, _ = model.forward(batch, use_cache=False, logits_to_keep=len(answer_ids))
         losses.append(answer_losses(logits, answer_ids))
     return np.concatenate(losses)
+
+
+def _widen(prefix: Any, rows: int) -> Any:
+    """A cache of ``rows`` equal rows to run on from; the prefix itself stays as it is."""
+    from transformers.cache_utils import DynamicLayer
+
+    if any(type(layer) is not DynamicLayer for layer in prefix.layers):
+        cache = copy.deepcopy(prefix)
+        cache.reorder_cache(torch.zeros(rows, dtype=torch.long))
+        return cache
+    cache = copy.copy(prefix)
+    cache.layers = [copy.copy(layer) for layer in prefix.layers]
+    for layer in cache.layers:  # views: a layer's update joins old and new into a new tensor
+        layer.keys = layer.keys.expand(rows, -1, -1, -1)
+        layer.values = layer.values.expand(rows, -1, -1, -1)
+    return cache
 
 
 def answer_losses(logits: Tensor, answer: Tensor) -> Float[np.ndarray, " rows"]:
