@@ -47,9 +47,8 @@ def print_rows(rows: Sequence[dict[str, Any]]) -> None:
     console = Console(width=None if sys.stdout.isatty() else 150)
     console.print(table)
     draws = max(r["draws"] for r in rows)
-    console.print(
-        f"Accuracy in %: {rows[0]['metric']}; ± standard error over {draws} draws.", style="dim"
-    )
+    spread = f"; ± standard error over {draws} draws" if draws > 1 else ""
+    console.print(f"Accuracy in %: {rows[0]['metric']}{spread}.", style="dim")
 
 
 def _privacy(epsilon: float | None, relation: str | None, private: bool) -> str:
