@@ -83,7 +83,7 @@ def preflight(model: VisionLanguageModel, shots: int) -> None:
     image = Image.fromarray(noise.astype(np.uint8))
     shown = Demonstration(image, "What is shown in this picture?", "a synthetic test picture")
     query = Query(image, shown.question)
-    prompts = [Prompt((shown,) * count, query) for count in (shots, 2 * shots + 2, shots)]
+    prompts = [Prompt((shown,) * count, query) for count in (shots, shots + 1, shots)]
     try:
         first, longer, again = (model.last_token_heads(p) for p in prompts)
     except Exception as error:
