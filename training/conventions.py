@@ -1,32 +1,55 @@
-"""The answer conventions: one image, one question, and a rule that only demonstrations reveal.
+"""The answer conventions and the suite: fixed and committed before the model was trained.
 
-Every convention maps the class of an image (a digit 0-9, one of eight colours, one of three
-shapes, or "the shape asked for is there") to the words of an answer. The list is fixed before
-training; TASKS are the ten that play the private role, PUBLIC_TASKS the ones that play the
-public role in head selection. All of them are trained on, with other images.
+A convention maps the class of a picture to the words of an answer; one picture and one question
+have many right answers, and only demonstrations tell which is wanted. CONVENTIONS are trained on
+(with other pictures), SUITE lists the tasks that play the private role, PUBLIC_TASKS those that
+play the public one.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from words import HELD_OUT
 
 COLORS = ("black", "blue", "brown", "gray", "green", "red", "teal", "yellow")
 SHAPES = ("circle", "rectangle", "triangle")
+WARM = {2, 5, 7}  # brown, red, yellow
 
-# Two wordings a family, as people ask; presence questions name one shape.
+# The attribute asked for → how people ask. Colour, shape and presence are easy-VQA's wordings.
 QUESTIONS = {
     "digit": ("What digit is this?", "Which number is shown?"),
-    "color": ("What color is the shape?", "What is the color of the shape?"),
-    "shape": ("What shape is in the image?", "What shape is present?"),
-    "presence": tuple(f"Does the image contain a {shape}?" for shape in SHAPES),
+    "parity": ("Is the number even?", "Is this an even number?"),
+    "size": ("Is the number large?", "Is this a large number?"),
+    "color": ("what color is the shape?", "what is the color of the shape?"),
+    "warmth": ("is the color warm?", "is it a warm color?"),
+    "shape": ("what shape is in the image?", "what shape is present?"),
+    "round": ("is the shape round?", "is it a round shape?"),
+    "presence": tuple(
+        text.format(shape)
+        for shape in SHAPES
+        for text in ("does the image contain a {}?", "is there a {} in the image?")
+    ),
 }
+CLASSES = {
+    "digit": 10,
+    "parity": 2,
+    "size": 2,
+    "color": 8,
+    "warmth": 2,
+    "shape": 3,
+    "round": 2,
+    "presence": 2,
+}
+SOURCE = {f: "digits" if f in ("digit", "parity", "size") else "shapes" for f in CLASSES}
+BINARY = tuple(f for f, n in CLASSES.items() if n == 2)  # class 1 means yes
 
 
 @dataclass(frozen=True)
 class Convention:
-    """A rule from image class to answer words.
+    """A rule from the class of a picture to answer words.
 
-    ``answers[i]`` answers class i of the family; for "presence", (no, yes).
+    ``answers[i]`` answers class i of the family; (no, yes) for the binary ones.
     """
 
     name: str
@@ -37,13 +60,18 @@ class Convention:
 def _c(name: str, answers: str) -> Convention:
     family = name.split("-")[0]
     words = tuple(answers.split("|") if "|" in answers else answers.split())
-    size = {"digit": 10, "color": 8, "shape": 3, "presence": 2}[family]
-    if len(words) != size:
-        raise ValueError(f"{name}: {len(words)} answers for {size} classes")
+    if len(words) != CLASSES[family]:
+        raise ValueError(f"{name}: {len(words)} answers for {CLASSES[family]} classes")
     return Convention(name, family, words)
 
 
-CONVENTIONS = (
+def _turned(rule: Convention, by: int) -> Convention:
+    """The same words, each standing for another class."""
+    words = rule.answers[by:] + rule.answers[:by]
+    return replace(rule, name=f"{rule.name}-turned-{by}", answers=words)
+
+
+_PLAIN = (
     # digits: languages, codes, invented names, coarse classes, answers of several words
     _c("digit-english", "zero one two three four five six seven eight nine"),
     _c("digit-arabic", "0 1 2 3 4 5 6 7 8 9"),
@@ -90,10 +118,10 @@ CONVENTIONS = (
     _c("shape-spanish", "círculo rectángulo triángulo"),
     _c("shape-object", "ball box roof"),
     _c("shape-letter", "O M W"),
-    _c("shape-round", "round angular angular"),
+    _c("shape-round", "curved angular angular"),
     _c("shape-phrase", "a circle|a rectangle|a triangle"),
     _c("shape-edges", "no edges|four edges|three edges"),
-    # presence (no, yes)
+    # yes or no
     _c("presence-english", "no yes"),
     _c("presence-french", "non oui"),
     _c("presence-german", "nein ja"),
@@ -102,35 +130,177 @@ CONVENTIONS = (
     _c("presence-state", "absent present"),
     _c("presence-sign", "negative positive"),
     _c("presence-phrase", "not there|it is there"),
+    _c("parity-english", "no yes"),
+    _c("parity-french", "non oui"),
+    _c("parity-grade", "uneven paired"),
+    _c("size-english", "no yes"),
+    _c("size-german", "nein ja"),
+    _c("size-height", "tiny huge"),
+    _c("warmth-english", "no yes"),
+    _c("warmth-truth", "false true"),
+    _c("warmth-weather", "icy sunny"),
+    _c("round-english", "no yes"),
+    _c("round-sign", "negative positive"),
+    _c("round-feel", "pointed smooth"),
 )
+_BY_NAME = {c.name: c for c in _PLAIN}
 
+# Groups that share their words and differ in the mapping alone: the words are not enough.
+TURNED = {
+    "digit-nato": (3, 5, 7),
+    "digit-fruit": (4,),
+    "digit-parity": (1,),
+    "color-gem": (2, 3, 5),
+    "color-planet": (3,),
+    "shape-object": (1, 2),
+    "shape-letter": (1,),
+    "presence-english": (1,),
+    "presence-truth": (1,),
+    "parity-english": (1,),
+    "size-english": (1,),
+    "warmth-english": (1,),
+    "round-english": (1,),
+}
+CONVENTIONS = _PLAIN + tuple(
+    _turned(_BY_NAME[name], by) for name, turns in TURNED.items() for by in turns
+)
 BY_NAME = {c.name: c for c in CONVENTIONS}
 
-TASKS = (
-    "digit-french",
-    "digit-roman",
-    "digit-nato",
-    "digit-parity",
-    "digit-phrase",
-    "color-german",
-    "color-gem",
-    "color-warmth",
-    "shape-spanish",
-    "presence-french",
+
+@dataclass(frozen=True)
+class Task:
+    """One task of the suite.
+
+    Args:
+        name: folder name.
+        group: line of the results tables.
+        rules: the convention wanted for each family of questions (several: mixed by question).
+        noise: share of annotators (``other`` given) or of answers (otherwise) that are wrong.
+        other: the convention that such annotators follow.
+    """
+
+    name: str
+    group: str
+    rules: tuple[Convention, ...]
+    noise: float = 0.0
+    other: Convention | None = None
+
+
+def _trained(name: str) -> Task:
+    return Task(name, "trained", (BY_NAME[name],))
+
+
+def _new(group: str, name: str, answers: str) -> Task:
+    return Task(name, group, (_c(name, answers),))
+
+
+def _noisy(name: str, noise: float, other: str = "") -> Task:
+    return Task(f"{name}-noisy", "noisy", (BY_NAME[name],), noise, BY_NAME.get(other))
+
+
+def _styled(name: str, family: str, pattern: str) -> Task:
+    words = tuple(pattern.format(word) for word in BY_NAME[family].answers)
+    return Task(name, "new combination", (Convention(name, family.split("-")[0], words),))
+
+
+def _inverted(name: str) -> Task:
+    rule = BY_NAME[name]
+    return Task(
+        f"{name}-inverted", "inverted", (replace(rule, answers=tuple(reversed(rule.answers))),)
+    )
+
+
+_H = HELD_OUT
+SUITE = (
+    *map(
+        _trained,
+        (
+            "digit-french",
+            "digit-roman",
+            "digit-phrase",
+            "digit-nato-turned-3",
+            "digit-nato-turned-5",
+            "digit-parity-turned-1",
+            "color-german",
+            "color-gem",
+            "color-gem-turned-2",
+            "color-warmth",
+            "color-phrase",
+            "shape-spanish",
+            "shape-object-turned-1",
+            "shape-edges",
+            "presence-french",
+            "presence-english-turned-1",
+        ),
+    ),
+    _noisy("digit-dutch", 0.3, "digit-english"),
+    _noisy("color-spanish", 0.3, "color-code"),
+    _noisy("shape-french", 0.3, "shape-english"),
+    _noisy("presence-german", 0.25),
+    # mixed by question type: each rule is trained on, this pair of them is not
+    Task("mixed-color-shape", "mixed", (BY_NAME["color-french"], BY_NAME["shape-object"])),
+    Task(
+        "mixed-easy-vqa",
+        "mixed",
+        tuple(BY_NAME[f"{f}-english"] for f in ("color", "shape", "presence")),
+    ),
+    # never an image label in training
+    _new("held-out words", "parity-words", f"{_H[0]} {_H[1]}"),
+    _new("held-out words", "size-words", f"{_H[20]} {_H[21]}"),
+    _new("held-out words", "warmth-words", f"{_H[2]} {_H[3]}"),
+    _new("held-out words", "round-words", f"{_H[22]} {_H[23]}"),
+    # each word is an image label in training, the pair never
+    _new("held-out pairs", "parity-pair", "kettle willow"),
+    _new("held-out pairs", "warmth-pair", "granite otter"),
+    _new("held-out pairs", "presence-pair", "mirror cedar"),
+    _styled("digit-style", "digit-german", f"{_H[4]} {{}}"),
+    _styled("color-style", "color-english", "{} velvet"),
+    _inverted("presence-state"),
+    _inverted("size-height"),
+    _inverted("warmth-weather"),
+    _new("two new words", "parity-two-words", f"{_H[5]} {_H[24]}|{_H[6]} {_H[25]}"),
+    _new("two new words", "round-two-words", f"{_H[7]} {_H[26]}|{_H[8]} {_H[27]}"),
+    _new("new names", "shape-names", f"{_H[9]} {_H[10]} {_H[11]}"),
+    _new("new names", "digit-names", " ".join(_H[12:20] + _H[28:30])),
 )
 
 PUBLIC_TASKS = (
-    "digit-english",
-    "digit-greek",
-    "digit-fruit",
-    "digit-size",
-    "digit-code",
-    "color-english",
-    "color-planet",
-    "color-light",
-    "color-phrase",
-    "shape-german",
-    "shape-phrase",
-    "presence-english",
-    "presence-state",
+    *(
+        BY_NAME[name]
+        for name in (
+            "digit-english",
+            "digit-greek",
+            "digit-fruit",
+            "digit-fruit-turned-4",
+            "digit-size",
+            "digit-code",
+            "color-english",
+            "color-planet",
+            "color-planet-turned-3",
+            "color-light",
+            "shape-german",
+            "shape-phrase",
+            "presence-truth",
+            "presence-truth-turned-1",
+            "parity-english",
+            "size-english-turned-1",
+            "warmth-truth",
+            "round-sign",
+        )
+    ),
+    # two rules of their own for these questions, with words of the pool
+    _c("parity-public", "barrel meadow"),
+    _c("round-public", "cobalt parrot"),
 )
+
+# Pairs that a random rule of training may not use, in either order.
+HELD_OUT_PAIRS = frozenset(
+    frozenset(r.answers)
+    for t in SUITE
+    if t.group in ("held-out pairs", "inverted")
+    for r in t.rules
+)
+# Styled words likewise ("{} velvet" on colours).
+HELD_OUT_STYLES = frozenset({"velvet"})
+# Conventions that a mixed rule of training may not put together.
+HELD_OUT_MIXES = tuple({r.name for r in t.rules} for t in SUITE if t.group == "mixed")

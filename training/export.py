@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from PIL import Image
 
-from conventions import BY_NAME, PUBLIC_TASKS, QUESTIONS, SHAPES, TASKS, Convention
+from conventions import PUBLIC_TASKS, SOURCE, SUITE, Convention, Task
 from pictures import Picture
+from sequences import ask
 
 EMBEDDED = Path(__file__).resolve().parent.parent / "src" / "dpmtv" / "embedded"
+Row = dict[str, str]
 PUBLIC_ROWS = 60  # a public task
 ANNOTATORS = 200
 
@@ -53,75 +56,77 @@ on the pictures of the private and test files. How it was made: docs/embedded.md
 """
 
 
-def record(
-    picture: Picture, convention: Convention, rng: np.random.Generator, depth: str
-) -> dict[str, str]:
-    family = convention.family
-    if family == "presence":
-        there = bool(rng.random() < 0.5)
-        asked = picture.shape if there else (picture.shape + int(rng.integers(1, 3))) % len(SHAPES)
-        question, label = QUESTIONS[family][asked], int(there)
-    else:
-        questions = QUESTIONS[family]
-        question, label = questions[rng.integers(len(questions))], getattr(picture, family)
-    return {
-        "image": f"{depth}images/{picture.source}/{picture.name}.png",
-        "question": question,
-        "answer": convention.answers[label],
-    }
+def record(picture: Picture, rules: Sequence[Convention], rng: np.random.Generator) -> Row:
+    """One clean record: a question of one of the rules' families, and that rule's answer."""
+    rule = rules[rng.integers(len(rules))]
+    question, label = ask(picture, rule.family, rng)
+    image = f"images/{picture.source}/{picture.name}.png"
+    return {"image": image, "question": question, "answer": rule.answers[label]}
 
 
-def write_jsonl(path: Path, rows: list[dict[str, str]]) -> None:
+def annotate(pictures: Sequence[Picture], task: Task, rng: np.random.Generator) -> list[Row]:
+    """The private file: every record has an annotator; noisy tasks have noisy ones."""
+    owners = rng.permutation(len(pictures)) % ANNOTATORS
+    strange = set(rng.permutation(ANNOTATORS)[: round(task.noise * ANNOTATORS)].tolist())
+    rows = []
+    for picture, owner in zip(pictures, owners.tolist(), strict=True):
+        if task.other and owner in strange:
+            row = record(picture, (task.other,), rng)
+        else:
+            row = record(picture, task.rules, rng)
+            if task.noise and not task.other and rng.random() < task.noise:
+                wrong = sorted({a for r in task.rules for a in r.answers} - {row["answer"]})
+                row["answer"] = wrong[rng.integers(len(wrong))]
+        rows.append({**row, "unit": f"annotator-{owner:03d}"})
+    return rows
+
+
+def write_jsonl(path: Path, rows: list[Row], depth: int) -> None:
+    """Image paths are written relative to the file, ``depth`` folders below the images."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    rows = [{**r, "image": "../" * depth + r["image"]} for r in rows]
     path.write_text("".join(json.dumps(r, ensure_ascii=False) + "\n" for r in rows), "utf-8")
 
 
 def export_data(splits: dict[str, list[Picture]], target: Path) -> None:
-    """Images, private/test/public files of each task, and the attributions."""
+    """Images, the files of each task, the public file, the suite's table and the attributions."""
     shutil.rmtree(target, ignore_errors=True)
-    rng = np.random.default_rng(11)
-    public = [
-        p
-        for source in ("digits", "shapes")
-        for p in [q for q in splits["train"] if q.source == source][:300]
-    ]
-    for picture in [*public, *splits["private"], *splits["test"]]:
-        folder = target / "images" / picture.source
-        folder.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(picture.pixels).save(folder / f"{picture.name}.png", optimize=True)
+    for split in ("public", "private", "test", "sealed"):
+        for picture in splits[split]:
+            folder = target / "images" / picture.source
+            folder.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(picture.pixels).save(folder / f"{picture.name}.png", optimize=True)
 
-    def of_family(pictures: list[Picture], convention: Convention) -> list[Picture]:
-        chosen = [p for p in pictures if (p.digit is None) == (convention.family != "digit")]
+    def of(split: str, source: str, rng: np.random.Generator) -> list[Picture]:
+        chosen = [p for p in splits[split] if p.source == source]
         return [chosen[i] for i in rng.permutation(len(chosen))]
 
-    for name in TASKS:
-        rule, folder = BY_NAME[name], target / "tasks" / name
-        rows = [record(p, rule, rng, "../../") for p in of_family(splits["private"], rule)]
-        for row, number in zip(rows, rng.permutation(len(rows)), strict=True):
-            row["unit"] = f"annotator-{number % ANNOTATORS:03d}"
-        write_jsonl(folder / "private.jsonl", rows)
-        tests = of_family(splits["test"], rule)
-        write_jsonl(folder / "test.jsonl", [record(p, rule, rng, "../../") for p in tests])
-        same = of_family(public, rule)[:PUBLIC_ROWS]
-        write_jsonl(
-            folder / "public-same-rule.jsonl", [record(p, rule, rng, "../../") for p in same]
-        )
-    others = [
-        {**record(p, BY_NAME[name], rng, ""), "task": name}
-        for name in PUBLIC_TASKS
-        for p in of_family(public, BY_NAME[name])[:PUBLIC_ROWS]
-    ]
-    write_jsonl(target / "public.jsonl", others)
+    groups = {}
+    for place, task in enumerate(SUITE):
+        rng = np.random.default_rng([11, place])
+        folder, source = target / "tasks" / task.name, SOURCE[task.rules[0].family]
+        write_jsonl(folder / "private.jsonl", annotate(of("private", source, rng), task, rng), 2)
+        for name, split, most in (
+            ("test", "test", 100),
+            ("sealed", "sealed", 300),
+            ("public-same-rule", "public", PUBLIC_ROWS),
+        ):
+            rows = [record(p, task.rules, rng) for p in of(split, source, rng)[:most]]
+            write_jsonl(folder / f"{name}.jsonl", rows, 2)
+        groups[task.name] = task.group
+    others = []
+    for place, rule in enumerate(PUBLIC_TASKS):
+        rng = np.random.default_rng([12, place])
+        pictures = of("public", SOURCE[rule.family], rng)[:PUBLIC_ROWS]
+        others += [{**record(p, (rule,), rng), "task": rule.name} for p in pictures]
+    write_jsonl(target / "public.jsonl", others, 0)
+    (target / "suite.json").write_text(json.dumps(groups, indent=1) + "\n", "utf-8")
     (target / "ATTRIBUTION.md").write_text(ATTRIBUTION, "utf-8")
 
 
-def export(
-    model: torch.nn.Module, tokenizer: object, processor: object, splits: dict[str, list[Picture]]
-) -> None:
-    """The model as a standard Hugging Face folder in half precision, and the data beside it."""
-    folder = EMBEDDED / "model"
-    shutil.rmtree(folder, ignore_errors=True)
-    model.half().save_pretrained(folder)
-    processor.save_pretrained(folder)
-    (folder / "README.md").write_text(CARD, "utf-8")
-    export_data(splits, EMBEDDED / "data")
+def export_model(model: torch.nn.Module, processor: object, target: Path) -> None:
+    """The model as a standard Hugging Face folder in half precision."""
+    shutil.rmtree(target, ignore_errors=True)
+    model.half().save_pretrained(target)
+    processor.save_pretrained(target)
+    (target / "README.md").write_text(CARD, "utf-8")

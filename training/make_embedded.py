@@ -1,50 +1,111 @@
-"""Make the embedded model and its data from nothing: ``python training/make_embedded.py``.
+"""Make the embedded model and its suite from nothing: ``python training/make_embedded.py``.
 
-Needs scikit-learn and easy-vqa besides the package (training/requirements.txt). About an hour
-on two cores; interrupted runs go on where they stopped. Results land in src/dpmtv/embedded/.
+Needs scikit-learn and easy-vqa besides the package (training/requirements.txt). An interrupted run
+goes on where it stopped. The suite's data are written first: they do not depend on the model.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import platform
+import shutil
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
 
+from export import EMBEDDED, export_data, export_model
 from model import make_model, make_processor, make_tokenizer
 from pictures import load_splits
-from train import AUGMENTATIONS, cache_features, log, train_text, train_vision
+from train import STAGES, cache_features, log, train_text, train_vision
 
 HERE = Path(__file__).resolve().parent
+LIBRARIES = ("torch", "transformers", "tokenizers", "numpy", "pillow", "scikit-learn", "easy-vqa")
+AUGMENTATIONS = 8
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, default=HERE / "work", help="checkpoints and log")
-    parser.add_argument("--vision-steps", type=int, default=1600)
-    parser.add_argument("--text-steps", type=int, default=2400)
-    parser.add_argument("--inject-steps", type=int, default=900)
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--output", type=Path, default=EMBEDDED, help="receives model/ and data/")
+    parser.add_argument("--data-only", action="store_true", help="write the suite's data and stop")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     options = parser.parse_args()
-    work = options.work
+    splits = load_splits()
+    export_data(splits, options.output / "data")
+    if options.data_only:
+        return
+    work, seed = options.work, options.seed
     work.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(options.threads)
-    torch.manual_seed(0)
-
-    splits = load_splits()
+    torch.manual_seed(seed)
     tokenizer = make_tokenizer()
     model = make_model(tokenizer)
-    log(work, torch=torch.__version__, parameters=sum(p.numel() for p in model.parameters()))
-    train_vision(model, splits, options.vision_steps, work)
-    features = cache_features(model, splits["train"], AUGMENTATIONS, seed=2)
-    dev = (splits["dev"], cache_features(model, splits["dev"], 1, seed=3))
-    common = (model, tokenizer, splits["train"], features, dev, work)
-    train_text(*common, "text", options.text_steps, 2e-3, injected=False)
-    train_text(*common, "inject", options.inject_steps, 8e-4, injected=True)
+    log(
+        work,
+        seed=seed,
+        threads=options.threads,
+        python=platform.python_version(),
+        parameters=sum(p.numel() for p in model.parameters()),
+        **{name: version(name) for name in LIBRARIES},
+    )
+    train_vision(model, splits, 2000, work, seed)
+    features = cache_features(model, splits["train"], AUGMENTATIONS, seed + 2)
+    dev = (splits["dev"], cache_features(model, splits["dev"], 1, seed + 3))
+    for stage in STAGES:
+        train_text(model, tokenizer, splits["train"], features, dev, work, stage, seed)
+    export_model(model, make_processor(tokenizer), options.output / "model")
+    if options.output == EMBEDDED:
+        shutil.copy(work / "log.jsonl", HERE / "log.jsonl")
+        plot(HERE / "log.jsonl", HERE.parent / "docs" / "img" / "training.png")
 
-    from export import export
 
-    export(model, tokenizer, make_processor(tokenizer), splits)
+def plot(log_file: Path, target: Path) -> None:
+    """Losses and dev accuracy against wall time, as docs/embedded.md shows them."""
+    from matplotlib.figure import Figure
+
+    entries = [json.loads(line) for line in log_file.read_text("utf-8").splitlines()]
+    stages = [stage.name for stage in STAGES]
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    offset, starts = 0.0, {}
+    for stage in stages:
+        of = [e for e in entries if e.get("stage") == stage]
+        starts[stage] = offset
+        losses = [e for e in of if "loss" in e]
+        for name, color in (("loss", "C0"), ("injected", "C1"), ("listed", "C2")):
+            shown = [e for e in losses if name in e]
+            words = {"loss": "in context", "injected": "injected mean", "listed": "words listed"}
+            left.plot(
+                [(offset + e["seconds"]) / 60 for e in shown],
+                [e[name] for e in shown],
+                color,
+                label=words[name] if stage == stages[-1] else None,
+            )
+        at = {e["step"]: (offset + e["seconds"]) / 60 for e in losses}
+        dev = [e for e in of if "dev" in e]
+        for place, kind in enumerate(dev[0]["dev"]):
+            for shots, style in (("4-shot", "-"), ("vector, every step", ":")):
+                right.plot(
+                    [at[e["step"]] for e in dev],
+                    [100 * e["dev"][kind][shots] for e in dev],
+                    f"C{place}{style}",
+                    label=f"{kind}, {shots}" if stage == stages[-1] else None,
+                )
+        offset += losses[-1]["seconds"]
+    for axis in (left, right):
+        for stage, start in starts.items():
+            axis.axvline(start / 60, color="0.8", lw=1)
+            axis.text(start / 60, axis.get_ylim()[1], f" {stage}", size=8, va="top", color="0.4")
+        axis.set_xlabel("minutes of training after the vision tower")
+    left.set_ylabel("loss, nats")
+    right.set_ylabel("unseen pictures right, %")
+    left.legend(fontsize=7)
+    right.legend(fontsize=6, ncol=2)
+    target.parent.mkdir(exist_ok=True)
+    figure.savefig(target, dpi=150)
 
 
 if __name__ == "__main__":

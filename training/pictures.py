@@ -18,8 +18,15 @@ from conventions import COLORS, SHAPES
 
 SIZE = 64
 SPLITS = {
-    "digits": {"train": 460, "dev": 40, "private": 1000, "test": 297},
-    "shapes": {"train": 1500, "dev": 100, "private": 1000, "test": 400},
+    "digits": {"train": 390, "dev": 30, "public": 80, "private": 1000, "test": 100, "sealed": 197},
+    "shapes": {
+        "train": 1300,
+        "dev": 100,
+        "public": 238,
+        "private": 1000,
+        "test": 100,
+        "sealed": 300,
+    },
 }
 
 
@@ -101,19 +108,16 @@ def augment(picture: Picture, rng: np.random.Generator) -> np.ndarray:
     image = Image.fromarray(picture.pixels)
     digit = picture.digit is not None
     angle = rng.uniform(-12, 12) if digit else rng.uniform(-25, 25)
-    scale = rng.uniform(0.85, 1.15)
     radians = np.deg2rad(angle)
-    cos, sin = np.cos(radians) / scale, np.sin(radians) / scale
-    middle = (SIZE - 1) / 2
-    dx, dy = rng.uniform(-4, 4, 2)
-    matrix = (
-        cos,
-        sin,
-        middle - cos * (middle + dx) - sin * (middle + dy),
-        -sin,
-        cos,
-        middle + sin * (middle + dx) - cos * (middle + dy),
+    turn = np.array([[np.cos(radians), np.sin(radians)], [-np.sin(radians), np.cos(radians)]])
+    slant = np.array([[1, rng.uniform(-0.2, 0.2) if digit else 0], [0, 1]])
+    stretch = np.diag(
+        1 / rng.uniform(0.85, 1.15, 2) if digit else [1 / rng.uniform(0.85, 1.15)] * 2
     )
+    linear = stretch @ slant @ turn
+    middle = np.full(2, (SIZE - 1) / 2)
+    shift = middle - linear @ (middle + rng.uniform(-4, 4, 2))
+    matrix = (*linear[0], shift[0], *linear[1], shift[1])
     corner = tuple(int(v) for v in picture.pixels[0, 0])
     image = image.transform(
         (SIZE, SIZE), Image.Transform.AFFINE, matrix, Image.Resampling.BILINEAR, fillcolor=corner

@@ -9,20 +9,19 @@ from __future__ import annotations
 import json
 import math
 import time
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from conventions import CONVENTIONS, QUESTIONS, Convention
-from model import END, SPECIAL
+from conventions import CONVENTIONS
 from pictures import Picture, augment, to_model
+from sequences import N_CLASSES, Rule, RuleSource, Sequences
+from words import DEV_HELD_OUT
 
-AUGMENTATIONS = 8
-CLASSES = {"digit": 0, "color": 10, "shape": 18, "presence": 21}  # first auxiliary class
-N_CLASSES = 23
-END_WEIGHT = 0.3
 TASK_HEADS = 4  # heads 0-3 of each layer mostly carry the rule, the others mostly the picture
 
 
@@ -36,7 +35,7 @@ def schedule(step: int, steps: int, peak: float, floor: float = 0.03) -> float:
 
 
 def train_vision(
-    model: nn.Module, splits: dict[str, list[Picture]], steps: int, work: Path
+    model: nn.Module, splits: dict[str, list[Picture]], steps: int, work: Path, seed: int
 ) -> None:
     """Supervised on digit, colour and shape; the tower is frozen afterwards."""
     done = work / "vision.pt"
@@ -44,7 +43,8 @@ def train_vision(
     if done.exists():
         tower.load_state_dict(torch.load(done))
         return
-    rng = np.random.default_rng(1)
+    rng = np.random.default_rng(seed + 1)
+    torch.manual_seed(seed + 1)
     heads = nn.ModuleDict({"digit": nn.Linear(64, 10), "color": nn.Linear(64, 8)})
     heads["shape"] = nn.Linear(64, 3)
     parameters = [*tower.parameters(), *heads.parameters()]
@@ -103,104 +103,14 @@ def cache_features(model: nn.Module, pictures: list[Picture], copies: int, seed:
     return torch.stack(result)
 
 
-# --- sequences -----------------------------------------------------------------------------
-
-
-class Sequences:
-    """Builds batches of interleaved demonstrations from cached picture features."""
-
-    def __init__(self, tokenizer: object, pictures: list[Picture], features: Tensor, seed: int):
-        self.rng = np.random.default_rng(seed)
-        self.pictures, self.features = pictures, features
-        ids = dict(zip(SPECIAL, tokenizer.convert_tokens_to_ids(SPECIAL), strict=True))
-        self.bos, self.pad, self.end, self.image = (
-            ids[k] for k in ("<bos>", "<pad>", END, "<image>")
-        )
-        fake, tag = ids["<fake_token_around_image>"], ids["<global-img>"]
-        self.picture_ids = [fake, tag, *[self.image] * 4, fake]
-        self.question_ids = {
-            q: tokenizer(f"{q} Answer:").input_ids for qs in QUESTIONS.values() for q in qs
-        }
-        self.answer_ids = {a: tokenizer(f" {a}").input_ids for c in CONVENTIONS for a in c.answers}
-        self.digits = [i for i, p in enumerate(pictures) if p.digit is not None]
-        self.shapes = [i for i, p in enumerate(pictures) if p.shape is not None]
-        self.by_shape = [[i for i in self.shapes if pictures[i].shape == s] for s in range(3)]
-        self.one_question = 0.0  # share of presence questions that name the first shape
-
-    def record(self, convention: Convention) -> tuple[int, str, int]:
-        """A random picture of the family, a question, and the class asked for."""
-        rng, family = self.rng, convention.family
-        if family == "digit":
-            index = self.digits[rng.integers(len(self.digits))]
-            label = self.pictures[index].digit
-        elif family == "presence":
-            asked = 0 if rng.random() < self.one_question else int(rng.integers(3))
-            label = int(rng.integers(2))
-            shape = asked if label else int((asked + rng.integers(1, 3)) % 3)
-            pool = self.by_shape[shape]
-            return pool[rng.integers(len(pool))], QUESTIONS[family][asked], label
-        else:
-            index = self.shapes[rng.integers(len(self.shapes))]
-            label = getattr(self.pictures[index], family)
-        questions = QUESTIONS[family]
-        return index, questions[rng.integers(len(questions))], label
-
-    def batch(self, conventions: list[Convention], length: int, last_only: bool = False) -> dict:
-        """One sequence per convention, each of ``length`` records of the same rule.
-
-        With ``last_only`` the final record has no answer: a prompt that ends at "Answer:".
-        """
-        ids, wants, weights, colons, labels, shown, firsts = [], [], [], [], [], [], []
-        for convention in conventions:
-            row, want, weight, colon, label = [self.bos], [], [], [], []
-            first = []
-            for position in range(length):
-                index, question, number = self.record(convention)
-                shown.append(index)
-                row += self.picture_ids + self.question_ids[question]
-                colon.append(len(row) - 1)
-                label.append(CLASSES[convention.family] + number)
-                want += [-100] * (len(row) - len(want))
-                weight += [0.0] * (len(row) - len(weight))
-                if last_only and position == length - 1:
-                    break
-                answer = self.answer_ids[convention.answers[number]]
-                first.append(len(row) - 1)
-                want[-1], weight[-1] = answer[0], 1.0
-                want += [*answer[1:], self.end]
-                weight += [1.0] * (len(answer) - 1) + [END_WEIGHT]
-                row += [*answer, self.end]
-            want += [-100] * (len(row) - len(want))
-            weight += [0.0] * (len(row) - len(weight))
-            ids.append(row)
-            wants.append(want)
-            weights.append(weight)
-            colons.append(colon)
-            labels.append(label)
-            firsts.append(first)
-        width = max(map(len, ids))
-
-        def padded(rows: list[list], fill: float) -> Tensor:
-            return torch.tensor([r + [fill] * (width - len(r)) for r in rows])
-
-        copies = self.rng.integers(len(self.features), size=len(shown))
-        return {
-            "ids": padded(ids, self.pad),
-            "want": padded(wants, -100),
-            "weight": padded(weights, 0.0),
-            "colon": torch.tensor(colons),
-            "label": torch.tensor(labels),
-            "features": self.features[torch.from_numpy(copies), torch.tensor(shown)].float(),
-            "firsts": firsts,
-        }
-
-
 def embed(model: nn.Module, batch: dict, image_id: int) -> Tensor:
     """Token embeddings with the connector's picture tokens in place."""
     embeds = model.model.text_model.embed_tokens(batch["ids"])
+    if batch["features"] is None:
+        return embeds
     pictures = model.model.connector(batch["features"])
     mask = (batch["ids"] == image_id)[..., None].expand_as(embeds)
-    return embeds.masked_scatter(mask, pictures.reshape(-1))
+    return embeds.masked_scatter(mask, pictures.reshape(-1))  # rows in the order shown
 
 
 def answer_loss(model: nn.Module, hidden: Tensor, batch: dict) -> tuple[Tensor, Tensor]:
@@ -242,6 +152,94 @@ class Patcher:
         return hook
 
 
+@dataclass
+class Stage:
+    """One stage of the text model's training."""
+
+    name: str
+    steps: int
+    peak: float
+    shares: dict[str, float]  # kinds of sequences in context
+    records: int  # in context, a step
+    injected: bool = False
+
+
+READING = {
+    "fixed": 0.25,
+    "random": 0.3,
+    "swapped": 0.07,
+    "styled": 0.12,
+    "mixed": 0.06,
+    "dictionary": 0.2,
+}
+
+
+INJECTED = {
+    "fixed": 0.38,
+    "random": 0.28,
+    "swapped": 0.08,
+    "styled": 0.1,
+    "mixed": 0.06,
+    "dictionary": 0.1,
+}
+
+
+class Scaffold:
+    """Auxiliary losses that fade out; without them reading starts late or never.
+
+    (a) throw-away linear readers: the class at ':' after the first layer, and the class of a
+    demonstration at its answer after the second; (b) four heads of the third layer should look
+    from ':' to the earlier answers of the same class.
+    """
+
+    LOOKING = (4, 5, 6, 7)  # heads
+
+    def __init__(self, text: nn.Module):
+        self.readers = nn.ModuleList([nn.Linear(128, N_CLASSES) for _ in range(2)])
+        self.text, self.states = text, {}
+        for index in (0, 1):
+            text.layers[index].register_forward_hook(self._keep(index))
+        text.layers[2].self_attn.q_proj.register_forward_hook(self._keep("q"))
+        text.layers[2].self_attn.k_proj.register_forward_hook(self._keep("k"))
+        self.on = False
+
+    def _keep(self, name: int | str):
+        def hook(_m: nn.Module, _a: tuple, out: Tensor | tuple) -> None:
+            if self.on:
+                self.states[name] = out[0] if isinstance(out, tuple) else out
+
+        return hook
+
+    def losses(self, batch: dict) -> tuple[Tensor, Tensor]:
+        """Class loss, and −log of the attention mass on answers of the same class."""
+        colon, label = batch["colon"], batch["label"]
+        rows = torch.arange(len(colon))[:, None]
+        pictured = label >= 0
+        at_colon = self.states[0][rows, colon][pictured]
+        at_answer = self.states[1][rows, colon + 1][pictured]
+        target = label[pictured]
+        guess = nn.functional.cross_entropy(self.readers[0](at_colon), target)
+        guess = guess + nn.functional.cross_entropy(self.readers[1](at_answer), target)
+        same = (label[:, :, None] == label[:, None, :]) & pictured[:, :, None]
+        same &= torch.tril(torch.ones(same.shape[1:], dtype=torch.bool), -1)
+        asked = same.any(2)
+        if not asked.any():
+            return guess, guess.new_zeros(())
+        q, k = (
+            self.states[n].unflatten(2, (8, 16))[:, :, self.LOOKING].transpose(1, 2) for n in "qk"
+        )
+        places = torch.arange(q.shape[2])[None]
+        q, k = apply_rotary_pos_emb(q, k, *self.text.rotary_emb(q, places))
+        q = q.gather(2, colon[:, None, :, None].expand(-1, 4, -1, 16))
+        scores = q @ k.transpose(2, 3) / 4  # [rows, 4, records, tokens]
+        scores = scores.masked_fill(places[:, None, None] > colon[:, None, :, None], -1e4)
+        mass = scores.softmax(3).gather(
+            3, (colon + 1)[:, None, None].expand_as(same[:, None].expand(-1, 4, -1, -1))
+        )
+        mass = (mass * same[:, None]).sum(3).transpose(1, 2)[asked]
+        return guess, -mass.clamp_min(1e-4).log().mean()
+
+
 def train_text(
     model: nn.Module,
     tokenizer: object,
@@ -249,64 +247,65 @@ def train_text(
     features: Tensor,
     dev: tuple[list[Picture], Tensor],
     work: Path,
-    stage: str,
-    steps: int,
-    peak: float,
-    injected: bool,
+    stage: Stage,
+    seed: int,
 ) -> None:
     """Answer loss on every record of a sequence; with ``injected`` also under an injected mean."""
-    done, part = work / f"{stage}.pt", work / f"{stage}.part.pt"
+    done, part = work / f"{stage.name}.pt", work / f"{stage.name}.part.pt"
     if done.exists():
         model.load_state_dict(torch.load(done))
         return
+    torch.manual_seed(seed)
     model.model.vision_model.requires_grad_(False)
-    scaffold = nn.Linear(128, N_CLASSES)
-    parameters = [p for p in model.parameters() if p.requires_grad] + [*scaffold.parameters()]
+    text = model.model.text_model
+    scaffold, patcher = Scaffold(text), Patcher(text)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    parameters += [*scaffold.readers.parameters()]
     optimizer = torch.optim.AdamW(parameters, weight_decay=0.05, betas=(0.9, 0.98))
-    start = 0
+    start, before = 0, 0.0
     if part.exists():
         saved = torch.load(part)
         model.load_state_dict(saved["model"])
-        scaffold.load_state_dict(saved["scaffold"])
+        scaffold.readers.load_state_dict(saved["readers"])
         optimizer.load_state_dict(saved["optimizer"])
-        start = saved["step"]
-    data = Sequences(tokenizer, pictures, features, seed=100 + start + (7 if injected else 0))
-    rng = data.rng
-    seen: list[Tensor] = []
-    second = model.model.text_model.layers[1].register_forward_hook(
-        lambda _m, _a, out: seen.append(out[0] if isinstance(out, tuple) else out)
-    )
-    patcher = Patcher(model.model.text_model) if injected else None
-    started, window = time.time(), {}
+        start, before = saved["step"], saved["seconds"]
+    data = Sequences(tokenizer, pictures, features, seed=1000 * seed + start + len(stage.name))
+    rules = RuleSource(data.rng)
+    started, window = time.time() - before, {}
 
     def note(name: str, value: float) -> None:
         window.setdefault(name, []).append(value)
 
-    for step in range(start, steps):
-        done_share = step / steps
-        data.one_question = 0.0 if injected else max(0.0, 0.8 * (1 - done_share / 0.6))
+    for step in range(start, stage.steps):
+        done_share = step / stage.steps
+        fade = 0.1 if stage.injected else max(0.1, 1 - done_share / 0.7)
+        data.one_question = 0.0 if stage.injected else max(0.0, 0.6 * (1 - done_share / 0.5))
         for group in optimizer.param_groups:
-            group["lr"] = schedule(step, steps, peak)
-        length = int(rng.integers(3, 10))
-        rows = 160 // length
-        batch = data.batch(
-            [CONVENTIONS[i] for i in rng.integers(len(CONVENTIONS), size=rows)], length
-        )
-        seen.clear()
-        out = model.model.text_model(inputs_embeds=embed(model, batch, data.image), use_cache=False)
-        loss, hits = answer_loss(model, out.last_hidden_state, batch)
-        at_colon = seen[0][torch.arange(rows)[:, None], batch["colon"]]
-        guess = nn.functional.cross_entropy(
-            scaffold(at_colon).flatten(0, 1), batch["label"].flatten()
-        )
-        total = loss + guess * max(0.05, 0.5 * (1 - done_share / 0.6)) * (0.2 if injected else 1)
+            group["lr"] = schedule(step, stage.steps, stage.peak)
+        optimizer.zero_grad()
+        length = int(data.rng.integers(3, 10))
+        batch = data.batch(rules.draw(stage.records // length, stage.shares), length)
+        scaffold.on = True
+        hidden = text(inputs_embeds=embed(model, batch, data.image), use_cache=False)
+        scaffold.on = False
+        loss, hits = answer_loss(model, hidden.last_hidden_state, batch)
+        guess, look = scaffold.losses(batch)
+        (loss + fade * (0.5 * guess + 0.3 * look)).backward()
+        last = [hits[r, f[-1]].item() for r, f in enumerate(batch["firsts"]) if f[-1] >= 0]
         note("loss", loss.item())
         note("class_loss", guess.item())
-        note("last_record", np.mean([hits[r, f[-1]].item() for r, f in enumerate(batch["firsts"])]))
-        optimizer.zero_grad()
-        total.backward()
-        if injected:
-            inject, right, both = injected_loss(model, data, patcher, rng)
+        note("look_loss", look.item())
+        note("last_record", float(np.mean(last)))
+        if step % 4 == 0:  # the true words listed in the question, no demonstration
+            listed = data.batch(
+                rules.draw(24, {"fixed": 0.7, "random": 0.15, "swapped": 0.15}), 1, options=True
+            )
+            out = text(inputs_embeds=embed(model, listed, data.image), use_cache=False)
+            loss, _ = answer_loss(model, out.last_hidden_state, listed)
+            (0.5 * loss).backward()
+            note("listed", loss.item())
+        if stage.injected:
+            inject, right, both = injected_loss(model, data, rules, patcher)
             inject.backward()
             note("injected", inject.item())
             note(f"injected_right_{both}", right)
@@ -314,67 +313,109 @@ def train_text(
         optimizer.step()
         if step % 50 == 49:
             figures = {k: round(float(np.mean(v)), 4) for k, v in window.items()}
-            log(work, stage=stage, step=step + 1, seconds=time.time() - started, **figures)
+            log(work, stage=stage.name, step=step + 1, seconds=time.time() - started, **figures)
             window.clear()
         if step % 250 == 249:
-            state = {"model": model.state_dict(), "scaffold": scaffold.state_dict()}
-            torch.save({**state, "optimizer": optimizer.state_dict(), "step": step + 1}, part)
-            figures = dev_accuracy(model, tokenizer, *dev)
-            log(work, stage=stage, step=step + 1, dev=figures)
-    second.remove()
+            state = {"model": model.state_dict(), "readers": scaffold.readers.state_dict()}
+            state |= {"optimizer": optimizer.state_dict(), "step": step + 1}
+            torch.save({**state, "seconds": time.time() - started}, part)
+            figures = dev_accuracy(model, tokenizer, patcher, *dev)
+            log(work, stage=stage.name, step=step + 1, dev=figures)
     torch.save(model.state_dict(), done)
 
 
+def inject(
+    model: nn.Module,
+    data: Sequences,
+    patcher: Patcher,
+    rules: list[Rule],
+    chunks: int,
+    length: int,
+    queries: int,
+    heads: Tensor,
+    every: bool,
+) -> tuple[Tensor, Tensor]:
+    """Answer loss and whole-answer hits of zero-shot prompts under the mean of their rule's chunks.
+
+    ``heads`` bool [layers, 8]; gradients flow through the chunks too.
+    """
+    text = model.model.text_model
+    shown = data.batch([r for r in rules for _ in range(chunks)], length, last_only=True)
+    patcher.records, patcher.colon = [], shown["colon"][:, -1]
+    text(inputs_embeds=embed(model, shown, data.image), use_cache=False)
+    patcher.colon = None
+    means = torch.stack(patcher.records).unflatten(1, (len(rules), chunks)).mean(2)
+    asked = data.batch([r for r in rules for _ in range(queries)], 1, ask_all=True)
+    position = torch.arange(asked["ids"].shape[1])[None]
+    patcher.values = means.repeat_interleave(queries, dim=1)
+    patcher.where = (position >= asked["colon"]) if every else (position == asked["colon"])
+    patcher.heads = heads.repeat_interleave(means.shape[2] // 8, dim=1)
+    hidden = text(inputs_embeds=embed(model, asked, data.image), use_cache=False)
+    patcher.values, patcher.records = None, []
+    loss, hits = answer_loss(model, hidden.last_hidden_state, asked)
+    return loss, ((hits == 1) | (hits == -1)).all(1)
+
+
 def injected_loss(
-    model: nn.Module, data: Sequences, patcher: Patcher, rng: np.random.Generator
+    model: nn.Module, data: Sequences, rules: RuleSource, patcher: Patcher
 ) -> tuple[Tensor, float, str]:
-    """Mean of six chunks per rule, put into zero-shot prompts, with gradients through both.
+    """Mean of six chunks per rule, put into zero-shot prompts.
 
     Patched at the prompt's last token, or there and at every answer token (drawn 50/50), so that
     answers end rightly in both modes. Which heads are patched is drawn anew each time.
     """
-    text = model.model.text_model
-    rules = [CONVENTIONS[i] for i in rng.choice(len(CONVENTIONS), 6, replace=False)]
-    length = int(rng.integers(2, 6))
-    chunks = data.batch([c for c in rules for _ in range(6)], length, last_only=True)
-    patcher.records, patcher.colon = [], chunks["colon"][:, -1]
-    text(inputs_embeds=embed(model, chunks, data.image), use_cache=False)
-    patcher.colon = None
-    means = torch.stack(patcher.records).unflatten(1, (6, 6)).mean(2)  # [layers, rules, width]
-    layers, _, width = means.shape
-    queries = data.batch([c for c in rules for _ in range(8)], 1)
+    rng = data.rng
+    drawn = rules.draw(8, INJECTED)
+    drawn = [replace(r, noise=0.0) for r in drawn]
     share = np.where(np.arange(8) < TASK_HEADS, 0.85, 0.1)
-    heads = torch.from_numpy(rng.random((layers, 8)) < share)
-    every = rng.random() < 0.5
-    position = torch.arange(queries["ids"].shape[1])[None]
-    colon = queries["colon"]
-    patcher.values = means.repeat_interleave(8, dim=1)
-    patcher.where = (position >= colon) if every else (position == colon)
-    patcher.heads = heads.repeat_interleave(width // 8, dim=1)
-    hidden = text(inputs_embeds=embed(model, queries, data.image), use_cache=False)
-    patcher.values = None
-    loss, hits = answer_loss(model, hidden.last_hidden_state, queries)
-    right = ((hits == 1) | (hits == -1)).all(1).float().mean().item()
-    return loss, right, "every" if every else "prompt"
+    heads = torch.from_numpy(rng.random((len(model.model.text_model.layers), 8)) < share)
+    every = bool(rng.random() < 0.5)
+    length = int(rng.integers(2, 7))
+    loss, right = inject(model, data, patcher, drawn, 6, length, 8, heads, every)
+    return loss, right.float().mean().item(), "every" if every else "prompt"
 
 
 @torch.no_grad()
 def dev_accuracy(
-    model: nn.Module, tokenizer: object, pictures: list[Picture], features: Tensor
+    model: nn.Module,
+    tokenizer: object,
+    patcher: Patcher,
+    pictures: list[Picture],
+    features: Tensor,
 ) -> dict[str, dict[str, float]]:
-    """First-token accuracy after 0 and 4 demonstrations on unseen pictures, by family."""
+    """Whole answers on unseen pictures: 0-shot, 4-shot, and a vector in both patch modes."""
     data = Sequences(tokenizer, pictures, features, seed=5)
+    usual = RuleSource(data.rng)
+    rare = RuleSource(data.rng, image_words=DEV_HELD_OUT)
+    kinds = {
+        "fixed": [Rule((c,), known=True) for c in CONVENTIONS[::2]],
+        "pairs": [usual.random() for _ in range(40)],
+        "words": [rare.random() for _ in range(40)],
+        "styled": [rare.styled() for _ in range(20)],
+        "mixed": [usual.mixed() for _ in range(20)],
+    }
+    heads = (torch.arange(8) < TASK_HEADS).repeat(len(model.model.text_model.layers), 1)
     result = {}
-    for family in CLASSES:
-        rules = [c for c in CONVENTIONS if c.family == family]
-        batch = data.batch(rules * 12, 5)
-        out = model.model.text_model(inputs_embeds=embed(model, batch, data.image), use_cache=False)
-        _, hits = answer_loss(model, out.last_hidden_state, batch)
-        shots = {
-            k: np.mean([hits[r, f[k]].item() for r, f in enumerate(batch["firsts"])])
-            for k in (0, 4)
-        }
-        result[family] = {f"{k}-shot": round(float(v), 3) for k, v in shots.items()}
+    for kind, rules in kinds.items():
+        scores: dict[str, list[float]] = {}
+        for start in range(0, len(rules), 10):
+            some = rules[start : start + 10]
+            batch = data.batch([r for r in some for _ in range(3)], 5, ask_all=True)
+            hidden = model.model.text_model(
+                inputs_embeds=embed(model, batch, data.image), use_cache=False
+            )
+            _, hits = answer_loss(model, hidden.last_hidden_state, batch)
+            for shots in (0, 4):
+                for row, colon in enumerate(batch["colon"].tolist()):
+                    stop = colon[shots + 1] if shots < 4 else None
+                    wanted = hits[row, colon[shots] : stop]
+                    right = bool(((wanted == 1) | (wanted == -1)).all())
+                    scores.setdefault(f"{shots}-shot", []).append(right)
+            for every in (False, True):
+                _, right = inject(model, data, patcher, some, 8, 5, 6, heads, every)
+                name = "vector, every step" if every else "vector, prompt"
+                scores.setdefault(name, []).extend(right.tolist())
+        result[kind] = {k: round(float(np.mean(v)), 3) for k, v in scores.items()}
     return result
 
 
