@@ -116,9 +116,10 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> Idefics3ForConditionalGene
 def _let_copy(model: Idefics3ForConditionalGeneration) -> None:
     """Start with large embeddings, and with heads 4-7 of the third layer as copiers.
 
-    What such a head looks at, it writes: its value and output projections are a random orthonormal
-    pair. Copying a word from a demonstration then needs the looking alone. And a word must stand out
-    from what the first layers add to it; from a plain start, a thousand words take far longer.
+    What such a head looks at, it writes: its value and output projections are a random
+    orthonormal pair, so that copying a word from a demonstration needs the looking alone. And a
+    word must stand out from what the first layers add to it. From a plain start a thousand words
+    take far longer.
     """
     text = model.model.text_model
     attention = text.layers[2].self_attn
