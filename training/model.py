@@ -118,15 +118,19 @@ def _let_copy(model: Idefics3ForConditionalGeneration) -> None:
 
     What such a head looks at, it writes: its value and output projections are a random
     orthonormal pair, so that copying a word from a demonstration needs the looking alone. And a
-    word must stand out from what the first layers add to it. From a plain start a thousand words
-    take far longer.
+    word must stand out from what the first layers add to it, while their readers start wide
+    enough to see the picture. From a plain start a thousand words take far longer.
     """
     text = model.model.text_model
     attention = text.layers[2].self_attn
     width = attention.o_proj.weight.shape[0]
     half = slice(width // 2, width)
     basis = torch.linalg.qr(torch.randn(width, width // 2))[0]
+    readers = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     with torch.no_grad():
-        text.embed_tokens.weight.normal_(std=0.06)
-        attention.v_proj.weight[half] = 0.5 * basis.T
-        attention.o_proj.weight[:, half] = 0.5 * basis
+        text.embed_tokens.weight.normal_(std=0.15)
+        for layer in text.layers:
+            for name in (*readers, "mlp.gate_proj", "mlp.up_proj"):
+                layer.get_submodule(name).weight.normal_(std=0.06)
+        attention.v_proj.weight[half] = 1.5 * basis.T
+        attention.o_proj.weight[:, half] = 1.5 * basis

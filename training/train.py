@@ -164,6 +164,14 @@ class Stage:
     injected: bool = False
 
 
+EARLY = {
+    "fixed": 0.15,
+    "random": 0.45,
+    "swapped": 0.05,
+    "styled": 0.1,
+    "mixed": 0.03,
+    "dictionary": 0.22,
+}
 READING = {
     "fixed": 0.25,
     "random": 0.3,
@@ -182,6 +190,12 @@ INJECTED = {
     "mixed": 0.06,
     "dictionary": 0.1,
 }
+
+
+STAGES = (
+    Stage("text", 1200, 2e-3, EARLY, 160),
+    Stage("inject", 2600, 1.2e-3, READING, 110, injected=True),
+)
 
 
 class Scaffold:
