@@ -18,7 +18,7 @@ import torch
 from export import EMBEDDED, export_data, export_model
 from model import make_model, make_processor, make_tokenizer
 from pictures import load_splits
-from train import STAGES, cache_features, log, train_text, train_vision
+from train import STAGES, Patcher, Scaffold, cache_features, log, train_text, train_vision
 
 HERE = Path(__file__).resolve().parent
 LIBRARIES = ("torch", "transformers", "tokenizers", "numpy", "pillow", "scikit-learn", "easy-vqa")
@@ -54,8 +54,9 @@ def main() -> None:
     train_vision(model, splits, 2000, work, seed)
     features = cache_features(model, splits["train"], AUGMENTATIONS, seed + 2)
     dev = (splits["dev"], cache_features(model, splits["dev"], 1, seed + 3))
+    tools = Scaffold(model.model.text_model), Patcher(model.model.text_model)
     for stage in STAGES:
-        train_text(model, tokenizer, splits["train"], features, dev, work, stage, seed)
+        train_text(model, tokenizer, splits["train"], features, dev, work, stage, seed, *tools)
     export_model(model, make_processor(tokenizer), options.output / "model")
     if options.output == EMBEDDED:
         shutil.copy(work / "log.jsonl", HERE / "log.jsonl")

@@ -107,7 +107,9 @@ class RuleSource:
     def random(self) -> Rule:
         """Two or three words of the pool (sometimes two words each) on a named attribute."""
         rng = self.rng
-        family = (*BINARY, "shape")[rng.integers(len(BINARY) + 1)]
+        # Presence twice: comparing the question with the picture is what is learned last.
+        families = (*BINARY, "shape", "presence")
+        family = families[rng.integers(len(families))]
         count = CLASSES[family]
         length = 2 if rng.random() < 0.2 else 1
         while True:

@@ -165,12 +165,12 @@ class Stage:
 
 
 EARLY = {
-    "fixed": 0.15,
-    "random": 0.45,
+    "fixed": 0.25,
+    "random": 0.38,
     "swapped": 0.05,
     "styled": 0.1,
-    "mixed": 0.03,
-    "dictionary": 0.22,
+    "mixed": 0.04,
+    "dictionary": 0.18,
 }
 READING = {
     "fixed": 0.25,
@@ -193,8 +193,8 @@ INJECTED = {
 
 
 STAGES = (
-    Stage("text", 1200, 2e-3, EARLY, 160),
-    Stage("inject", 2600, 1.2e-3, READING, 110, injected=True),
+    Stage("text", 1800, 2e-3, EARLY, 160),
+    Stage("inject", 2400, 1.2e-3, READING, 110, injected=True),
 )
 
 
@@ -263,16 +263,19 @@ def train_text(
     work: Path,
     stage: Stage,
     seed: int,
+    scaffold: Scaffold,
+    patcher: Patcher,
 ) -> None:
     """Answer loss on every record of a sequence; with ``injected`` also under an injected mean."""
     done, part = work / f"{stage.name}.pt", work / f"{stage.name}.part.pt"
     if done.exists():
-        model.load_state_dict(torch.load(done))
+        saved = torch.load(done)
+        model.load_state_dict(saved["model"])
+        scaffold.readers.load_state_dict(saved["readers"])
         return
     torch.manual_seed(seed)
     model.model.vision_model.requires_grad_(False)
     text = model.model.text_model
-    scaffold, patcher = Scaffold(text), Patcher(text)
     parameters = [p for p in model.parameters() if p.requires_grad]
     parameters += [*scaffold.readers.parameters()]
     optimizer = torch.optim.AdamW(parameters, weight_decay=0.05, betas=(0.9, 0.98))
@@ -293,7 +296,7 @@ def train_text(
     for step in range(start, stage.steps):
         done_share = step / stage.steps
         fade = 0.1 if stage.injected else max(0.1, 1 - done_share / 0.7)
-        data.one_question = 0.0 if stage.injected else max(0.0, 0.6 * (1 - done_share / 0.5))
+        data.one_question = 0.0 if stage.injected else max(0.0, 0.9 * (1 - done_share / 0.6))
         for group in optimizer.param_groups:
             group["lr"] = schedule(step, stage.steps, stage.peak)
         optimizer.zero_grad()
@@ -335,7 +338,7 @@ def train_text(
             torch.save({**state, "seconds": time.time() - started}, part)
             figures = dev_accuracy(model, tokenizer, patcher, *dev)
             log(work, stage=stage.name, step=step + 1, dev=figures)
-    torch.save(model.state_dict(), done)
+    torch.save({"model": model.state_dict(), "readers": scaffold.readers.state_dict()}, done)
 
 
 def inject(
