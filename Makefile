@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check embedded results bench clean
+.PHONY: demo test check embedded results bench kills clean
 
 demo: $(VENV)/installed
 	rm -rf demo-output
@@ -17,7 +17,7 @@ check: $(VENV)/installed
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-# The embedded model and its data from nothing: about half an hour on two cores.
+# The embedded model and its suite from nothing: about 80 minutes; an interrupted run goes on.
 embedded: $(VENV)/installed
 	$(BIN)/pip install -c constraints.txt -r training/requirements.txt
 	$(BIN)/python training/make_embedded.py
@@ -25,6 +25,10 @@ embedded: $(VENV)/installed
 # The accuracy tables of docs/results.md; skips parts that docs/results.json already holds.
 results: $(VENV)/installed
 	$(BIN)/python benchmarks/results.py
+
+# Ledger and whole builds under kill -9 at a hundred random instants; `make test` does ten.
+kills: $(VENV)/installed
+	DPMTV_KILLS=100 $(BIN)/pytest tests/test_kill.py tests/privacy/test_ledger.py -k kill
 
 bench: $(VENV)/installed
 	$(BIN)/python benchmarks/mask_loss.py --json docs/speed.json

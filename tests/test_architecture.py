@@ -16,7 +16,7 @@ ROOT = Path(dpmtv.__file__).parent
 # Each line may import from the lines above it; rooms on one line never from each other.
 ORDER = [
     {"errors", "types"},
-    {"privacy", "data"},
+    {"privacy", "data", "audit"},
     {"geometry", "head_selection", "artifact"},
     {"models"},
     {"pipeline"},

@@ -11,7 +11,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dpmtv.artifact import CARD, CERTIFICATE, TENSORS, TaskVector, tensor_bytes, verify
+from dpmtv.artifact import (
+    CARD,
+    CERTIFICATE,
+    TENSORS,
+    TaskVector,
+    sign,
+    tensor_bytes,
+    verify,
+)
 from dpmtv.data.demonstrations import read_demonstrations
 from dpmtv.errors import ArtifactError
 from dpmtv.evaluation.benchmark import EMBEDDED_DATA
@@ -68,19 +76,53 @@ def test_nothing_half_written(vector, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+def refuses(folder, path, data, place) -> None:
+    flipped = bytearray(data)
+    flipped[place // 8] ^= 1 << place % 8
+    path.write_bytes(bytes(flipped))
+    with pytest.raises(ArtifactError):
+        TaskVector.from_pretrained(folder)
+
+
 @pytest.mark.parametrize("name", [TENSORS, CERTIFICATE])
 def test_a_flipped_bit_anywhere_is_refused(folder, name):
-    path = folder / name
+    """A bit in every byte of the certificate, a thousand bits of the tensors."""
+    path, chooser = folder / name, random.Random(0)
     data = path.read_bytes()
-    chooser = random.Random(0)
-    for place in [0, 8 * len(data) - 1, *(chooser.randrange(8 * len(data)) for _ in range(60))]:
-        flipped = bytearray(data)
-        flipped[place // 8] ^= 1 << place % 8
-        path.write_bytes(bytes(flipped))
-        with pytest.raises(ArtifactError):
-            TaskVector.from_pretrained(folder)
+    if name == CERTIFICATE:
+        places = [8 * byte + chooser.randrange(8) for byte in range(len(data))]
+    else:
+        places = [0, 8 * len(data) - 1, *(chooser.randrange(8 * len(data)) for _ in range(1000))]
+    for place in places:
+        refuses(folder, path, data, place)
     path.write_bytes(data)
     TaskVector.from_pretrained(folder)
+
+
+def test_an_officers_signature_shows_edits_that_a_hash_does_not(folder, vector, tmp_path):
+    from cryptography.hazmat.primitives import serialization as s
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    key = Ed25519PrivateKey.generate()
+    private, public = tmp_path / "officer.pem", tmp_path / "officer.pub"
+    private.write_bytes(key.private_bytes(s.Encoding.PEM, s.PrivateFormat.PKCS8, s.NoEncryption()))
+    public.write_bytes(
+        key.public_key().public_bytes(s.Encoding.PEM, s.PublicFormat.SubjectPublicKeyInfo)
+    )
+    assert verify(folder)[-1] == "There is no officer's signature."
+    with pytest.raises(ArtifactError, match="not signed"):
+        verify(folder, public)
+    sign(folder, private)
+    assert "signature is on this certificate" in verify(folder, public)[-1]
+    assert "name the officer's public key" in verify(folder)[-1]
+    forged = replace(vector.certificate, product_version="9.9")
+    certificates.write(forged, folder / CERTIFICATE)
+    assert verify(folder), "the hash of the certificate was renewed with it"
+    with pytest.raises(ArtifactError, match="not this officer's"):
+        verify(folder, public)
+    (folder / TENSORS).write_bytes(b"")
+    with pytest.raises(ArtifactError):
+        sign(folder, private)
 
 
 def rewrite(folder, vector, **tensors) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -21,7 +22,7 @@ TASK = EMBEDDED_DATA / "tasks" / "color-gem"
 
 @pytest.fixture
 def run(monkeypatch, model):
-    monkeypatch.setattr(cli, "_debug", False)
+    monkeypatch.setattr(cli.common, "_debug", False)
     runner = CliRunner()
 
     def invoke(*words: object) -> tuple[int, str, str]:
@@ -173,23 +174,129 @@ BAD_ROWS = {
 
 
 def test_bad_private_rows_build_in_silence_and_strict_names_their_numbers(run, tmp_path, public):
-    path = tmp_path / "p.jsonl"
-    path.write_text(lines(60, BAD_ROWS))
-    words = ["build", "embedded", path, "--epsilon", 1, "--public", public]
-    code, out, err = run(*words, "-o", tmp_path / "v")
-    assert code == 0, err
-    clean = tmp_path / "clean.jsonl"
-    clean.write_text(lines(60))
-    words[2] = clean
-    same = run(*words, "-o", tmp_path / "c")
-    assert (out, err) == (same[1].replace("/c\n", "/v\n"), same[2]), "nothing tells the two apart"
-    words[2] = path
+    told = {}
+    for name, bad in (("bad", BAD_ROWS), ("clean", {})):
+        path = tmp_path / name / "p.jsonl"
+        path.parent.mkdir()
+        path.write_text(lines(60, bad))
+        words = ["build", "embedded", path, "--epsilon", 1, "--public", public]
+        code, out, err = run(*words, "-o", path.parent / "v")
+        assert code == 0, err
+        told[name] = (out + err).replace(f"/{name}/", "/")
+        told[name] = re.sub(r"ledger [0-9a-f]{8}", "ledger", told[name])
+    assert told["bad"] == told["clean"], "nothing tells the two apart"
+    report = tmp_path / "bad" / "p.report.json"
+    assert report.stat().st_mode & 0o777 == 0o600
+    listed = {row["row"] for row in json.loads(report.read_text())["bad_rows"]}
+    assert listed == {5, 10, 15, 20}
+    words[2] = tmp_path / "bad" / "p.jsonl"
     code, out, err = run(*words, "-o", tmp_path / "w", "--strict")
     assert code == 2
     for row in (5, 10, 15, 20):
         assert f"row {row} " in err
     assert "c4n4ry" not in out + err
     assert not (tmp_path / "w").exists()
+
+
+def with_units(text: str, rows_each: int = 3) -> str:
+    rows = [json.loads(line) for line in text.splitlines()]
+    for place, row in enumerate(rows):
+        row["patient"] = f"c4n4ry-{place // rows_each}"
+    return "\n".join(map(json.dumps, rows)) + "\n"
+
+
+def test_persons_a_ledger_and_a_signed_statement(run, tmp_path, public):
+    path, book = tmp_path / "p.jsonl", tmp_path / "book"
+    path.write_text(with_units(lines(60)))
+    terms = ("--epsilon", 2, "--unit", "patient")
+    code, out, err = run("ledger", "init", book, *terms)
+    assert code == 0, err
+    words = ["build", "embedded", path, "--public", public, "--unit", "patient", "--shots", 2]
+    words += ["--per-unit", 3, "--ledger", book]
+    code, out, err = run(*words, "-o", tmp_path / "one", "--epsilon", 1.5)
+    assert code == 0, err
+    assert "which of two versions of the records of one patient was used" in out
+    code, out, err = run(*words, "-o", tmp_path / "two", "--epsilon", 1.5)
+    assert code == 2
+    assert "allows epsilon 2 " in err
+    assert not (tmp_path / "two").exists()
+    code, out, err = run(*words[:6], "-o", tmp_path / "two", "--epsilon", 0.1, "--ledger", book)
+    assert code == 2, "records are another unit"
+    code, out, err = run("ledger", "show", book)
+    assert code == 0, err
+    assert "released" in out
+    assert "spent ε = 1.5" in out
+    code, out, _ = run("ledger", "show", book, "--json")
+    assert [e["state"] for e in json.loads(out)["entries"]] == ["released"]
+    certified = json.loads((tmp_path / "one" / "certificate.json").read_text())["privacy"]
+    assert (certified["unit"], certified["per_unit"], certified["chunks"]) == ("patient", 3, 20)
+    page = tmp_path / "statement.html"
+    code, out, err = run("show", tmp_path / "one", "--html", page)
+    assert code == 0, err
+    assert "Statement of privacy" in page.read_text("utf-8")
+    everything = [p for p in tmp_path.rglob("*") if p.is_file() and p != path]
+    for file in everything:
+        assert b"c4n4ry" not in file.read_bytes(), file
+
+
+def test_canaries_show_nowhere(run, tmp_path, public, caplog):
+    """Strings planted in questions, answers, unit ids and file names of private and test rows."""
+    rows = [json.loads(line) for line in lines(60).splitlines()]
+    for place, row in enumerate(rows):
+        picture = tmp_path / f"c4n4ry-{place}.png"
+        picture.write_bytes(Path(row["image"]).read_bytes() if place % 7 else b"c4n4ry")
+        row |= {"image": picture.name, "question": f"c4n4ry {place}?", "answer": f"c4n4ry{place}"}
+        row |= {"patient": f"c4n4ry {place // 3}"}
+    path = tmp_path / "p.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)) + "\n")
+    test = tmp_path / "t.jsonl"
+    test.write_text("\n".join(json.dumps(r) for r in rows[1:6]) + "\n")
+    vector, work = tmp_path / "v", tmp_path / "w"
+    common = ["--epsilon", 1, "--public", public, "--unit", "patient", "--shots", 2]
+    told = []
+    for words in (
+        ["build", "embedded", path, "-o", vector, "--work", work, *common],
+        ["build", "embedded", path, "-o", tmp_path / "v2", *common],  # nothing is left
+        ["build", "embedded", path, "-o", tmp_path / "v3", "--strict", *common],
+        ["build", "embedded", path, "-o", tmp_path / "v4", "--chunks", 999, *common],
+        ["show", vector],
+        ["show", vector, "--html", tmp_path / "page.html"],
+        ["verify", vector],
+        ["ledger", "show", tmp_path / "p.ledger"],
+        ["evaluate", vector, "--benchmark", test],
+        ["evaluate", vector, "--benchmark", path],  # has pictures that cannot be read
+        ["--debug", "verify", path],
+    ):
+        code, out, err = run(*words)
+        told.append(code)
+        assert "c4n4ry" not in out + err, words
+    assert told == [0, 2, 2, 2, 0, 0, 0, 0, 0, 2, 2]
+    assert "c4n4ry" not in caplog.text
+    assert not work.exists()
+    for file in tmp_path.rglob("*"):
+        ours = file.name.startswith("c4n4ry-") or file in (path, test)
+        if file.is_file() and not ours:
+            assert b"c4n4ry" not in file.read_bytes(), file
+
+
+def test_added_or_removed_persons_need_ids_and_a_population(run, tmp_path, public):
+    path = tmp_path / "p.jsonl"
+    path.write_text(with_units(lines(60)))
+    words = ["build", "embedded", path, "-o", tmp_path / "v", "--epsilon", 4, "--public", public]
+    words += ["--relation", "add_remove", "--shots", 2, "--per-unit", 3, "--no-ledger"]
+    for more, message in (
+        ([], "name the field"),
+        (["--unit", "patient"], "declare a public population"),
+        (["--unit", "doctor", "--population", 20], "60 rows without a unit"),
+    ):
+        code, _, err = run(*words, *more)
+        assert code == 2
+        assert message in err
+    code, out, err = run(*words, "--unit", "patient", "--population", 24)
+    assert code == 0, err
+    assert "whether the records of a given patient were used at all" in out
+    assert "No budget ledger was kept" in out
+    assert "20" not in re.sub(r"\S*/\S*", "", out + err), "the number of patients is private"
 
 
 def test_bad_public_rows_and_images_are_named(run, tmp_path, private, public):

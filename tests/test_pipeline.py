@@ -14,7 +14,6 @@ from dpmtv.errors import DataError, PrivacyParameterError, UserError
 from dpmtv.pipeline import build_task_vector
 from dpmtv.privacy import mechanisms
 from dpmtv.privacy.accounting import gdp_mu
-from dpmtv.types import Demonstration
 
 
 @pytest.fixture
@@ -132,86 +131,6 @@ def test_a_bad_instruction_costs_no_release(model, private, public, monkeypatch)
     monkeypatch.setattr(mechanisms, "_discrete_gaussian", lambda *_: pytest.fail("noise drawn"))
     with pytest.raises(UserError, match="answer_instruction"):
         build(model, private, public)
-
-
-@pytest.mark.parametrize("relation", ["replace_one", "zero_out"])
-def test_sensitivity_holds_through_the_real_partition_and_build(
-    model, picture, monkeypatch, relation
-):
-    """Adversarial chunk maps: every chunk answers ±C in every layer, by what its records say.
-
-    Partition, prompts, clip, sum and geometry are the real ones; the noise is left out, so that
-    the released value shows the sum. A replaced record (or a chunk that fails, for zero_out) must
-    move it by at most the certified Δ₂ and must be able to reach it.
-    """
-    shots, n = 2, 31  # 10 chunks of 3, one slot unused
-    monkeypatch.setattr(mechanisms, "_discrete_gaussian", lambda values, scale: values)
-    monkeypatch.setattr(pipeline, "preflight", lambda *_: None)
-    seen: list[list[str]] = []
-
-    def adversary(self, prompt):
-        words = [d.answer for d in prompt.demonstrations] + [prompt.query.question]
-        seen.append(words)
-        if "fails" in words:
-            raise RuntimeError
-        flipped = sum("other" in w for w in words) % 2
-        return np.full(self.layout.size, -1e6 if flipped else 1e6)
-
-    monkeypatch.setattr(type(model), "last_token_heads", adversary)
-
-    def released(rows, key) -> tuple[np.ndarray, float]:
-        monkeypatch.setattr(pipeline, "fresh_key", lambda: key)
-        vector = build_task_vector(
-            model,
-            rows,
-            epsilon=1.0,
-            delta=1e-5,
-            relation=relation,
-            selection="all",
-            shots=shots,
-            clip=3.0,
-        )
-        return vector.values.astype(float), vector.certificate.privacy.events[0].delta2
-
-    rows = [Demonstration(picture, f"question {i}", f"answer {i}") for i in range(n)]
-    change = "other" if relation == "replace_one" else "fails"
-    distances = []
-    for trial in range(12):
-        key = b"key %d" % trial
-        seen.clear()
-        before, delta2 = released(rows, key)
-        told = [int(w.split()[-1]) for words in seen for w in words]
-        assert len(told) == len(set(told)) == 30, "a record is in two chunks, or missing"
-        slot = trial * 2
-        neighbour = list(rows)
-        neighbour[slot] = Demonstration(picture, f"{change} {slot}", change)
-        if change == "fails":
-            neighbour[slot] = Demonstration(picture, "fails", "fails")
-        after, _ = released(neighbour, key)
-        distance = float(np.linalg.norm(before - after))
-        assert distance <= delta2 * (1 + 1e-6), "float32 values; the integers are exact"
-        distances.append(distance / delta2)
-    assert max(distances) >= 1 - 1e-5, "the bound must be reached, or the test shows nothing"
-    assert sorted(distances)[1] > 0.99 or relation == "zero_out"
-
-
-@pytest.mark.parametrize("fault", ["same slots twice", "overlap"])
-def test_planted_partition_faults_turn_the_sensitivity_check_red(
-    model, picture, monkeypatch, fault
-):
-    plain = pipeline.partition
-
-    def faulty(n, chunks, size, key):
-        slots = plain(n, chunks, size, key)
-        if fault == "overlap":
-            return [(*c[:-1], slots[i - 1][0]) for i, c in enumerate(slots)]
-        return [slots[0]] * chunks
-
-    monkeypatch.setattr(pipeline, "partition", faulty)
-    with pytest.raises(AssertionError):
-        test_sensitivity_holds_through_the_real_partition_and_build(
-            model, picture, monkeypatch, "replace_one"
-        )
 
 
 def test_large_delta_is_allowed_when_asked(model, private, public):

@@ -47,12 +47,13 @@ library_name: transformers
 
 # The embedded model of dpmtv
 
-An Idefics3 of 1.6 million parameters, made from nothing to show and test private task vectors on
-a laptop. It answers questions about a handwritten digit or a drawn shape in one of 46 conventions,
-and reads which one is wanted from demonstrations in its prompt or from a task vector. It knows
-nothing else: no other picture, question or word means anything to it. Its text is a vocabulary of
-a few hundred words. Trained on 460 digits of scikit-learn (UCI) and 1,500 shapes of easy-VQA; never
-on the pictures of the private and test files. How it was made: docs/embedded.md and training/.
+An Idefics3 of 1.9 million parameters, made from nothing to show and test private task vectors on
+a laptop. It answers questions about a handwritten digit or a drawn shape, in one of a hundred ways
+that it was trained on or in words that it reads for the first time, and takes the way from
+demonstrations in its prompt or from a task vector. It knows nothing else: no other picture or
+question means anything to it, and its text is a vocabulary of 2,500 words. Trained on 390 digits of
+scikit-learn (UCI) and 1,300 shapes of easy-VQA; never on the pictures of the public, private and
+test files. How it was made, and its limits: docs/embedded.md and training/.
 """
 
 

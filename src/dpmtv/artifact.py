@@ -16,6 +16,8 @@ import numpy as np
 
 from dpmtv.errors import ArtifactError
 from dpmtv.privacy import certificate as certificates
+from dpmtv.privacy import signature
+from dpmtv.privacy.statement import statement
 from dpmtv.types import HeadLayout
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from dpmtv.privacy.certificate import Certificate, ModelIdentity
 
 TENSORS, CERTIFICATE, CARD = "task_vector.safetensors", "certificate.json", "README.md"
+SIGNATURE = "certificate.sig"
 
 
 class PatchableModel(Protocol):
@@ -121,14 +124,44 @@ class TaskVector:
         return vector
 
 
-def verify(folder: Path | str) -> list[str]:
+def verify(folder: Path | str, officer: Path | str | None = None) -> list[str]:
     """Recompute the claims of an artifact; returns what was checked, in words.
 
+    Args:
+        folder: the artifact.
+        officer: public key (PEM) of whoever must have signed it; without one a signature is not
+            checked.
+
     Raises:
-        ArtifactError: as :meth:`TaskVector.from_pretrained`.
+        ArtifactError: as :meth:`TaskVector.from_pretrained`, or not signed with that key.
     """
-    _, checked = _load(Path(folder))
-    return checked
+    folder = Path(folder)
+    _, checked = _load(folder)
+    signed = (folder / SIGNATURE).is_file()
+    if officer is not None:
+        if not signed:
+            raise ArtifactError(f"{folder} is not signed: it has no {SIGNATURE}")
+        text = (folder / SIGNATURE).read_text("utf-8", errors="replace")
+        signature.check((folder / CERTIFICATE).read_bytes(), text, Path(officer))
+        return [
+            *checked,
+            "The officer's signature is on this certificate: it was not changed since.",
+        ]
+    unchecked = "There is a signature; name the officer's public key to check it."
+    return [*checked, unchecked if signed else "There is no officer's signature."]
+
+
+def sign(folder: Path | str, private_key: Path | str) -> None:
+    """Verify an artifact, then put the officer's signature beside its certificate.
+
+    Raises:
+        ArtifactError: what is claimed does not hold.
+        UserError: the key cannot be used.
+    """
+    folder = Path(folder)
+    _load(folder)
+    text = signature.sign((folder / CERTIFICATE).read_bytes(), Path(private_key))
+    (folder / SIGNATURE).write_text(text, "utf-8")
 
 
 def require_free(folder: Path) -> None:
@@ -197,7 +230,7 @@ def _name(identity: ModelIdentity) -> str:
 
 def _card(vector: TaskVector) -> str:
     certificate = vector.certificate
-    words = "\n".join(f"- {line}" for line in certificates.statement(certificate))
+    words = "\n".join(f"- {line}" for line in statement(certificate))
     return f"""---
 library_name: dpmtv
 tags: [differential-privacy, task-vector]

@@ -10,6 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dpmtv.pipeline import Progress
+    from dpmtv.privacy.ledger import History
+
+
+_MOST_COLUMNS = 6
 
 
 def print_json(value: Any) -> None:
@@ -18,28 +22,40 @@ def print_json(value: Any) -> None:
 
 
 def print_rows(rows: Sequence[dict[str, Any]]) -> None:
-    """Methods as rows, tasks as columns; what has no guarantee says so in red."""
+    """Methods as rows, tasks (means of groups, if many) as columns; red where not private."""
     from rich.console import Console
     from rich.table import Table
 
-    tasks = list(dict.fromkeys(r["task"] for r in rows if r["task"] != "mean"))
-    columns = [*tasks, "mean"] if len(tasks) > 1 else tasks
+    places = list(dict.fromkeys(r["task"] for r in rows if r["task"] != "mean"))
+    tasks = [p for p in places if not p.startswith("mean of ")]
+    if len(tasks) > _MOST_COLUMNS:
+        tasks = [p for p in places if p not in tasks]
+    columns = [*tasks, "mean"] if len(tasks) != 1 else tasks
+    sizes = {r["m"] for r in rows if r["m"] is not None}
     table = Table(box=None, header_style="bold")
-    for heading in ("method", "released", "privacy"):
+    for heading in ("method", "released", "privacy", *["m"] * (len(sizes) > 1)):
         table.add_column(heading)
     for column in columns:
-        table.add_column(column.replace("-", " "), justify="right")
+        table.add_column(column.removeprefix("mean of ").replace("-", " "), justify="right")
     table.add_column("gain kept", justify="right")
     groups: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
     for row in rows:
-        key = (row["method"], row["geometry"], row["relation"], row["epsilon"], row["private"])
+        key = (
+            row["method"],
+            row["geometry"],
+            row["relation"],
+            row["epsilon"],
+            row["private"],
+            row["m"],
+        )
         groups.setdefault(key, {})[row["task"]] = row
-    for (method, geometry, relation, epsilon, private), cells in groups.items():
+    for (method, geometry, relation, epsilon, private, m), cells in groups.items():
         last = cells[columns[-1]]
         table.add_row(
             method,
             (geometry or "").split(",")[0],
             _privacy(epsilon, relation, private),
+            *[str(m or "")] * (len(sizes) > 1),
             *(_cell(cells.get(column), column == columns[-1]) for column in columns),
             "" if last["gain"] is None or method == "zero-shot" else f"{100 * last['gain']:.0f} %",
         )
@@ -49,6 +65,36 @@ def print_rows(rows: Sequence[dict[str, Any]]) -> None:
     draws = max(r["draws"] for r in rows)
     spread = f"; ± standard error over {draws} draws" if draws > 1 else ""
     console.print(f"Accuracy in %: {rows[0]['metric']}{spread}.", style="dim")
+
+
+def print_ledger(history: History) -> None:
+    """Terms, entries, and what is left."""
+    from rich.console import Console
+    from rich.table import Table
+
+    terms = history.terms
+    console = Console(width=None if sys.stdout.isatty() else 150)
+    console.print(
+        f"Budget: ε = {terms.epsilon:g} at δ = {terms.delta:g}, {terms.relation} per "
+        f"{terms.unit or 'record'}; ledger {history.ledger_id[:8]}…"
+    )
+    table = Table(box=None, header_style="bold")
+    for heading in ("entry", "reserved (UTC)", "state", "part", "Δ/σ", "dpmtv"):
+        table.add_column(heading)
+    for entry in history.entries:
+        cost = ", ".join(f"{e.delta2 / e.sigma:.4g}" for e in entry.events)
+        table.add_row(
+            *(str(entry.id), entry.reserved_at, entry.state),
+            *(entry.part or "–", cost, entry.tool_version),
+        )
+    if history.entries:
+        console.print(table)
+    for part, spent in history.spent.items():
+        where = f"part {part}: " if part else ""
+        console.print(
+            f"{where}spent ε = {spent:.4g}; one more release with ε = "
+            f"{history.remaining[part]:.4g} would fit."
+        )
 
 
 def _privacy(epsilon: float | None, relation: str | None, private: bool) -> str:

@@ -5,6 +5,7 @@
     │   ├── PrivacyParameterError ε, δ, clip norm, relation or chunk shape that cannot be used
     │   ├── DataError             a file or row that cannot be read
     │   ├── ModelError            a model folder, hub id or architecture that cannot be used
+    │   ├── LedgerError           a budget ledger that is missing, damaged, locked or read-only
     │   └── ArtifactError         a task vector that is damaged, unknown or made for another model
     └── InternalError             a broken promise of our own; the command line exits with 1
 
@@ -31,6 +32,10 @@ class DataError(UserError):
 
 class ModelError(UserError):
     """A model that cannot be loaded or whose attention heads cannot be found."""
+
+
+class LedgerError(UserError):
+    """A budget ledger that is missing, damaged, replaced, locked, or cannot be written."""
 
 
 class ArtifactError(UserError):

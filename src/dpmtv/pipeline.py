@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
@@ -13,15 +15,18 @@ from typing import TYPE_CHECKING, Literal, get_args
 import numpy as np
 
 from dpmtv.artifact import TaskVector, tensor_bytes
+from dpmtv.data.chunks import form_chunks, rows_of_units, units_in_a_chunk
 from dpmtv.data.demonstrations import BadRow, require_good
 from dpmtv.data.partition import fresh_key, partition
 from dpmtv.data.prompts import chunk_prompt
+from dpmtv.data.work import open_work, records_sha256, write_report
 from dpmtv.errors import DataError, PrivacyParameterError
 from dpmtv.geometry import ReleaseGeometry, geometry_from_public, geometry_with_clip
 from dpmtv.head_selection import Selection, reinforce
 from dpmtv.models.extraction import chunk_activations, preflight
 from dpmtv.models.mask_loss import MaskLoss
 from dpmtv.privacy import certificate as certificates
+from dpmtv.privacy import ledger as ledgers
 from dpmtv.privacy.accounting import check_delta
 from dpmtv.privacy.mechanisms import GaussianMean, calibrate
 from dpmtv.privacy.sensitivity import NeighbourRelation
@@ -63,6 +68,9 @@ def build_task_vector(
     delta: float,
     public: Sequence[Demonstration | BadRow] | None = None,
     relation: str = NeighbourRelation.REPLACE_ONE,
+    unit: str | None = None,
+    per_unit: int = 1,
+    population: int | None = None,
     selection: SelectionMode = "public",
     chunks: int | None = None,
     shots: int = SHOTS,
@@ -71,16 +79,21 @@ def build_task_vector(
     alpha: float = 1.0,
     search_steps: int = SEARCH_STEPS,
     allow_large_delta: bool = False,
+    ledger: Path | str | None = None,
+    part: str = "",
+    work: Path | str | None = None,
+    report: Path | str | None = None,
     progress: Progress = lambda _what, _done, _total: None,
 ) -> TaskVector:
-    """Turn private records into a task vector with an (ε, δ) guarantee per record.
+    """Turn private records into a task vector with an (ε, δ) guarantee per record or person.
 
     DP-MTV (Ngong, Reza and Near 2026, arXiv 2603.04894): disjoint chunks, one prompt per chunk,
     the heads' outputs at the last token clipped, averaged and noised once. docs/method.md lists
     where we differ.
 
-    *Guarantee:* this one vector is (epsilon, delta)-differentially private under ``relation``;
-    another build from the same records adds its own ε and δ.
+    *Guarantee:* this one vector is (epsilon, delta)-differentially private under ``relation`` for
+    one record, or for all records of one unit if ``unit`` is named. Another build from the same
+    records adds its own ε and δ, which a ledger counts.
 
     ==============================  =========================================================
     case                            what happens
@@ -89,17 +102,26 @@ def build_task_vector(
                                     nothing stops and nothing is printed
     the model fails on every chunk  a synthetic chunk shows it before private data are touched
     ε ≤ 0, δ ≥ 1/n, too few rows    refused before any pass
+    the ledger has too little left  refused before any pass
+    interrupted before the charge   nothing is spent; ``work`` lets it go on
+    interrupted after the charge    the budget is spent, and the vector lost
     ==============================  =========================================================
 
     Args:
         model: the frozen model.
-        data: private rows in their slots; their number n is public.
+        data: private rows. Each is a unit in its slot, or rows of one ``unit`` value are one. The
+            number n of units is public, except under ``"add_remove"``.
         epsilon: ε > 0.
         delta: δ below 1/n.
         public: public records that select heads and clip norms. With ``task`` values each is an
             answer rule of its own. For ``selection="released"`` they should be answered by the
             private rule, as the paper assumes.
-        relation: ``"replace_one"``, or ``"zero_out"``, the paper's.
+        relation: ``"replace_one"``; ``"add_remove"``, which needs units with ids; or
+            ``"zero_out"``, the paper's.
+        unit: what the rows' ``unit`` values name (a field such as "patient"); it stands on the
+            certificate. None protects single records.
+        per_unit: most records of a unit that serve; a chunk takes as few units as fill it.
+        population: a public number that stands for n under ``"add_remove"``.
         selection: ``"public"`` selects heads first, patching public vectors, and releases only
             those; ``"released"`` (the paper) releases every head and then selects by patching
             the released vector; ``"all"`` releases and patches every head.
@@ -110,6 +132,12 @@ def build_task_vector(
         alpha: patch strength.
         search_steps: steps of the head search.
         allow_large_delta: permit δ ≥ 1/n.
+        ledger: file of the budget book that is charged before the noise is drawn; made, with
+            this build's ε and δ as its total, if there is none.
+        part: the ledger's group of units that these rows belong to.
+        work: a new folder for what an interrupted build needs; the same one to go on. Deleted on
+            success.
+        report: file for the operator, with bad rows and null chunks: as private as the records.
         progress: called with (what, done, total).
 
     Raises:
@@ -118,13 +146,24 @@ def build_task_vector(
     relation = _relation(relation)
     _check_options(data, public, selection, shots, clip)
     inference = _inference(model, patch, alpha)
-    n = len(data)
+    units = rows_of_units(data, unit is not None)
+    n = _public_size(len(units), relation, unit, population, per_unit)
     check_delta(delta, n, allow_large_delta)
-    chunks = chunks if chunks is not None else max(1, n // (shots + 1))
-    slots = partition(n, chunks, shots + 1, fresh_key())
+    if chunks is None:
+        chunks = max(1, n // units_in_a_chunk(shots, per_unit))
+    form = partial(
+        form_chunks,
+        units,
+        chunks=chunks,
+        shots=shots,
+        per_unit=per_unit,
+        by_id=relation is NeighbourRelation.ADD_REMOVE,
+    )
+    form(key=b"")  # refuses sizes that do not fit
     layout = model.layout
     every_head = np.ones(layout.n_heads, dtype=bool)
-    calibrate(  # refuses an epsilon, delta or clip that cannot be met before any work is done
+    # Refuses an epsilon, delta or clip that cannot be met, before any work is done.
+    wanted = calibrate(
         epsilon=epsilon,
         delta=delta,
         relation=relation,
@@ -132,6 +171,10 @@ def build_task_vector(
         clip_norms=(1.0 if clip is None else clip,),
         block_sizes=(layout.size,),
     )
+    book = None
+    if ledger is not None and Path(ledger).exists():
+        book = ledgers.open(ledger)
+        book.check([wanted.event], relation=relation, unit=unit, part=part)
     preflight(model, shots)
 
     used = public if selection != "all" or clip is None else None
@@ -144,19 +187,57 @@ def build_task_vector(
     geometry = release_geometry(model, heads, tasks, clip)
     mechanism = calibrate_for(geometry, epsilon, delta, relation, chunks)
 
-    def released_coordinates() -> Iterator[np.ndarray | None]:
-        prompts = (chunk_prompt([data[slot] for slot in chunk]) for chunk in slots)
-        for done, values in enumerate(chunk_activations(model, prompts), 1):
-            progress("private chunks", done, chunks)
-            yield None if values is None else geometry.to_release(values)
+    kept = None
+    if work is not None:
+        decides = [
+            [records_sha256(data), str(relation), unit, per_unit, chunks, shots],
+            [str(model.identity), inference.prompt_template_sha256, inference.dtype],
+            [geometry.heads.tolist(), geometry.clip_norms, model.instruction],
+        ]
+        kept = open_work(Path(work), decides)
+    members = form(key=kept.key if kept else fresh_key())
+    null: list[int] = []
+    if report is not None:  # a file that cannot be written must not cost the budget
+        write_report(Path(report), data, members, null)
 
-    release = mechanism.release(released_coordinates())
+    def coordinates() -> Iterator[np.ndarray | None]:
+        for place, rows in enumerate(members):
+            done, values = kept.load(place) if kept else (False, None)
+            if not done:
+                (found,) = chunk_activations(model, [chunk_prompt(rows)])
+                values = None if found is None else geometry.to_release(found)
+                if kept:
+                    kept.store(place, values)
+            if values is None or not np.isfinite(values).all():  # the clip makes it zero
+                null.append(place)
+            progress("private chunks", place + 1, chunks)
+            yield values
+
+    with contextlib.ExitStack() as stack:
+        paid = None
+        if ledger is not None:
+            book = book or ledgers.create(
+                ledger, epsilon=epsilon, delta=delta, unit=unit, relation=relation
+            )
+            paid = book.reserve([mechanism.event], relation=relation, unit=unit, part=part)
+            stack.enter_context(paid)
+        release = mechanism.release(coordinates(), charge=paid.charge if paid else None)
+        if paid:
+            paid.released()
+    if report is not None:
+        write_report(Path(report), data, members, null)
+    if kept:
+        kept.remove()
     values = geometry.from_release(release.value).astype(np.float32)
     if selection == "released":
         seen = [PublicTask(values, t.activations, t.queries) for t in tasks]
         heads = select_heads(model, seen, patch, search_steps, progress).heads
     privacy = certificates.privacy_of(
         mechanism,
+        unit=unit,
+        per_unit=per_unit,
+        population=population,
+        ledger=None if book is None else book.id,
         shots=shots,
         query="private",
         clip_source="public" if clip is None else "option",
@@ -173,6 +254,36 @@ def build_task_vector(
         inference=inference,
     )
     return TaskVector(values, heads, certificate)
+
+
+def _public_size(
+    units: int, relation: NeighbourRelation, unit: str | None, population: int | None, per_unit: int
+) -> int:
+    """The public n: the number of units, or the declared population where that is private."""
+    if relation is not NeighbourRelation.ADD_REMOVE:
+        if population is not None:
+            raise PrivacyParameterError(
+                f"under {relation} the number of units is public and counted; a population is "
+                "declared for add_remove alone"
+            )
+        _check_per_unit(per_unit, unit)
+        return units
+    if unit is None:
+        raise PrivacyParameterError(
+            "add_remove sends units to chunks by their ids: name the field that holds them (unit)"
+        )
+    if population is None or population < 1:
+        raise PrivacyParameterError(
+            "under add_remove the number of units is private: declare a public population, such as "
+            "the number of beds, clients or licences"
+        )
+    _check_per_unit(per_unit, unit)
+    return population
+
+
+def _check_per_unit(per_unit: int, unit: str | None) -> None:
+    if per_unit < 1 or (per_unit > 1 and unit is None):
+        raise PrivacyParameterError("per_unit counts records of a named unit, from 1")
 
 
 def _check_options(

@@ -26,13 +26,15 @@ class Demonstration:
     """An image, a question and the answer that is wanted. Its content never shows in ``repr``.
 
     ``task`` is for public files that hold several answer rules: records with the same value
-    were answered by the same rule. It is never read from a private record.
+    were answered by the same rule. It is never read from a private record. ``unit`` names whom
+    the record belongs to (a person, a client, a document), where units are protected.
     """
 
     image: Path | str | Image = field(repr=False)
     question: str = field(repr=False)
     answer: str = field(repr=False)
     task: str | None = field(default=None, repr=False)
+    unit: str | None = field(default=None, repr=False)
 
     @property
     def query(self) -> Query:

@@ -9,7 +9,7 @@ from dpmtv.evaluation.demo import DEMO_TASKS, SETTINGS, run_demo
 
 
 def test_demo_builds_measures_and_reports(tmp_path):
-    small = replace(SETTINGS, draws=2, n_test=6, chunks=8, epsilons=(1.0,), search_steps=5)
+    small = replace(SETTINGS, draws=2, n_test=6, chunks=(8,), epsilons=(1.0,), search_steps=5)
     seen = set()
     demo = run_demo(tmp_path, small, lambda what, _done, _total: seen.add(what))
     assert {"public chunks", "head search", "private chunks", "draws"} <= seen

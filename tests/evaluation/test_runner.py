@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -22,13 +24,15 @@ from dpmtv.pipeline import build_task_vector
 KEYS = [
     *("table", "task", "method", "geometry", "relation", "epsilon", "delta", "records"),
     *("m", "K", "coordinates", "draws", "n_test", "mean", "se", "gain"),
-    *("metric", "model", "prompt", "command", "private"),
+    *("chance", "in_words", "metric", "model", "prompt", "command", "private"),
 ]
 
 
 @pytest.fixture(scope="module")
 def benchmark():
-    return load_benchmark("embedded", ["digit-roman", "color-gem"])
+    loaded = load_benchmark("embedded", ["digit-roman", "color-gem"])
+    roman, gem = loaded.tasks
+    return replace(loaded, tasks=(replace(roman, group="one"), replace(gem, group="another")))
 
 
 @pytest.fixture(scope="module")
@@ -37,11 +41,11 @@ def rows(model, benchmark):
         methods=METHODS,
         geometries=("selected", "all-heads", "paper"),
         epsilons=(8.0, None),
-        chunks=20,
+        chunks=(10, 20),
         shots=2,
         draws=2,
         n_test=12,
-        search_steps=60,
+        search_steps=20,
         patch="prompt",
     )
     return evaluate_benchmark(model, benchmark, settings, name="embedded", command="c")[0]
@@ -56,15 +60,17 @@ def test_every_method_geometry_relation_and_epsilon_is_there(rows):
     means = [r for r in rows if r["task"] == "mean"]
     assert {r["method"] for r in means} == set(METHODS)
     private = [
-        (r["geometry"], r["relation"], r["epsilon"]) for r in means if r["method"] == "dp-mtv"
+        (r["geometry"], r["relation"], r["epsilon"], r["m"])
+        for r in means
+        if r["method"] == "dp-mtv"
     ]
-    assert len(private) == len(set(private)) == 3 * (2 + 1)
+    assert len(private) == len(set(private)) == 3 * (2 + 1) * 2
     for row in means:
         of_tasks = [
             r["mean"]
             for r in rows
-            if r["task"] != "mean"
-            and all(r[k] == row[k] for k in ("method", "geometry", "relation", "epsilon"))
+            if not r["task"].startswith("mean")
+            and all(r[k] == row[k] for k in ("method", "geometry", "relation", "epsilon", "m"))
         ]
         assert row["mean"] == pytest.approx(np.mean(of_tasks))
 
@@ -78,12 +84,32 @@ def test_what_has_no_guarantee_says_so(rows):
 
 
 def test_gain_is_relative_to_zero_shot_and_the_vector_without_noise(rows):
-    means = {r["method"]: r for r in rows if r["task"] == "mean" and r["epsilon"] is None}
+    means = {
+        r["method"]: r
+        for r in rows
+        if r["task"] == "mean" and r["epsilon"] is None and r["m"] in (None, 20)
+    }
     low, high = means["zero-shot"]["mean"], means["task vector"]["mean"]
     assert high > low, "otherwise there is no gain to share"
     for row in rows:
         if row["task"] == "mean":
             assert row["gain"] == pytest.approx((row["mean"] - low) / (high - low))
+
+
+def test_a_group_has_a_mean_of_its_own(rows):
+    assert {r["task"] for r in rows if r["task"].startswith("mean of")} == {
+        "mean of one",
+        "mean of another",
+    }
+
+
+def test_rivals_that_know_the_words_give_nothing_else(rows):
+    for row in rows:
+        if "enforced" in row["method"]:
+            assert row["in_words"] == 1
+        assert 0 <= row["in_words"] <= 1
+        if row["task"] == "digit-roman":
+            assert row["chance"] == pytest.approx(0.1)
 
 
 def test_select_first_releases_fewer_coordinates(rows):
@@ -141,7 +167,7 @@ def test_bad_benchmark_folders_are_explained(tmp_path, data, change, message):
 
 def test_the_embedded_data_look_like_a_users_own(data):
     """Images, JSONL with units, roles apart: no picture is both private and test or public."""
-    roles: dict[str, set] = {"private": set(), "test": set(), "public": set()}
+    roles: dict[str, set] = {"private": set(), "test": set(), "sealed": set(), "public": set()}
     for path in [*data.glob("tasks/*/*.jsonl"), data / "public.jsonl"]:
         rows = read_demonstrations(path)
         role = path.stem.split("-")[0]
@@ -151,7 +177,6 @@ def test_the_embedded_data_look_like_a_users_own(data):
             raw = [json.loads(line) for line in path.read_text().splitlines()]
             units = {r["unit"] for r in raw}
             assert 150 <= len(units) <= 200, "annotators with several records each"
-    assert not roles["private"] & roles["test"]
-    assert not roles["private"] & roles["public"]
-    assert not roles["test"] & roles["public"]
+    for one, other in itertools.combinations(roles.values(), 2):
+        assert not one & other
     assert (data / "ATTRIBUTION.md").is_file()

@@ -23,6 +23,7 @@ from dpmtv.privacy.certificate import (
 )
 from dpmtv.privacy.mechanisms import calibrate
 from dpmtv.privacy.sensitivity import NeighbourRelation
+from dpmtv.privacy.statement import statement
 
 HASH = hashlib.sha256(b"tensor").hexdigest()
 OTHER = hashlib.sha256(b"other").hexdigest()
@@ -71,6 +72,9 @@ def bare(**changes) -> Certificate:
     privacy = {
         "relation": NeighbourRelation.REPLACE_ONE,
         "unit": "record",
+        "per_unit": None,
+        "population": None,
+        "ledger": None,
         "chunks": 100,
         "shots": 4,
         "query": "private",
@@ -149,7 +153,7 @@ BAD_VALUES = [
     ("model.head_dims", 4),
     ("tensor_sha256", HASH.upper()),
     ("privacy", []),
-    ("privacy.relation", "add_remove"),
+    ("privacy.relation", "swap_two"),
     ("privacy.relation", 1),
     ("privacy.unit", "patient"),
     ("privacy.chunks", 100.0),
@@ -406,7 +410,7 @@ def test_every_flipped_bit_is_refused(path):
 
 
 def test_statement_under_replacement():
-    text = "\n".join(certificate.statement(make()))
+    text = "\n".join(statement(make()))
     assert "(ε = 1, δ = 1e-05)-differentially private" in text
     assert "one record is replaced by another" in text
     assert "factor 2.72" in text
@@ -416,7 +420,7 @@ def test_statement_under_replacement():
 
 
 def test_statement_of_the_papers_relation_names_its_worth_under_replacement():
-    text = "\n".join(certificate.statement(make(NeighbourRelation.ZERO_OUT)))
+    text = "\n".join(statement(make(NeighbourRelation.ZERO_OUT)))
     assert "one whole chunk becomes the null vector" in text
     assert "the relation of the paper" in text
     assert "per record" not in text
@@ -428,8 +432,8 @@ def test_statement_when_the_slack_leaves_nothing_under_replacement():
     event = original.privacy.events[0]
     doubled = dataclasses.replace(event, delta2=2 * event.delta2)
     assert accounting.epsilon_of([doubled], 1e-5) == math.inf
-    assert "an ε above 8" in "\n".join(certificate.statement(original))
+    assert "an ε above 8" in "\n".join(statement(original))
 
 
 def test_statement_without_noise():
-    assert certificate.statement(bare())[0] == "NOT PRIVATE: no noise was added (ε = inf)."
+    assert statement(bare())[0] == "NOT PRIVATE: no noise was added (ε = inf)."

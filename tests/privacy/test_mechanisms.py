@@ -288,7 +288,7 @@ def test_calibration_keeps_its_promise_in_exact_integers(relation, epsilon, delt
     slack = accounting.discreteness_slack(epsilon, d, mechanism.scale)
     assert slack <= delta / 1000
     multiplier = Fraction(accounting.noise_multiplier(epsilon, delta - slack))
-    reach = {NeighbourRelation.REPLACE_ONE: 2, NeighbourRelation.ZERO_OUT: 1}[relation]
+    reach = 1 if relation is NeighbourRelation.ZERO_OUT else 2
     in_units = sum(r * r for r in mechanism.radii) * reach**2
     assert in_units * multiplier**2 <= mechanism.scale**2
     assert accounting.epsilon_of([mechanism.event], delta) <= epsilon

@@ -12,11 +12,15 @@ from hypothesis import strategies as st
 from dpmtv.errors import PrivacyParameterError
 from dpmtv.privacy.sensitivity import NeighbourRelation, l2_sensitivity
 
-MULTIPLIER = {NeighbourRelation.REPLACE_ONE: 2, NeighbourRelation.ZERO_OUT: 1}
+MULTIPLIER = {
+    NeighbourRelation.REPLACE_ONE: 2,
+    NeighbourRelation.ADD_REMOVE: 2,
+    NeighbourRelation.ZERO_OUT: 1,
+}
 
 
 def test_relations_are_spelled_as_the_command_line_spells_them():
-    assert {str(r) for r in NeighbourRelation} == {"replace_one", "zero_out"}
+    assert {str(r) for r in NeighbourRelation} == {"replace_one", "add_remove", "zero_out"}
 
 
 @pytest.mark.parametrize("relation", NeighbourRelation)

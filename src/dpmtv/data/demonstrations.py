@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,15 +26,19 @@ class BadRow:
     Args:
         row: line number in the file, from 1.
         reason: one of "empty line", "not UTF-8", "not JSON", "not an object"; "no F" and
-            "F is not text" with F one of image, question, answer (and task for the second);
+            "F is not text" with F one of image, question, answer, unit (and task for the second);
             "image file missing", "image unreadable". Never a word of the row itself.
+        unit: whom the row belongs to, where units are read and this one can be.
     """
 
     row: int
     reason: str
+    unit: str | None = field(default=None, repr=False)
 
 
-def read_demonstrations(path: Path | str) -> list[Demonstration | BadRow]:
+def read_demonstrations(
+    path: Path | str, *, unit: str | None = None
+) -> list[Demonstration | BadRow]:
     """Read a JSONL file: one object a line with ``image``, ``question`` and ``answer``.
 
     ``image`` is a path, relative to the file's folder or absolute; all three are text that is not
@@ -44,6 +48,11 @@ def read_demonstrations(path: Path | str) -> list[Demonstration | BadRow]:
     Every line is an entry of the result, good or bad, blank lines included: what stands in a row
     decides neither the number of rows nor what the other entries are. Images are not opened, see
     `check_images`.
+
+    Args:
+        path: the file.
+        unit: the field that tells whom a record belongs to, text or a whole number. A row
+            without it is a bad row without a unit, even where the rest could be used.
 
     Raises:
         DataError: there is no such file, it cannot be read, or it is empty.
@@ -64,10 +73,11 @@ def read_demonstrations(path: Path | str) -> list[Demonstration | BadRow]:
         problem = "is empty. Write one JSON object a line, with image, question and answer"
     if problem is not None:
         raise DataError(f"{path} {problem}.")
-    return [_read_row(number, line, path.parent) for number, line in enumerate(lines, start=1)]
+    rows = (_read_row(n, line, path.parent, unit) for n, line in enumerate(lines, start=1))
+    return list(rows)
 
 
-def _read_row(number: int, line: bytes, folder: Path) -> Demonstration | BadRow:
+def _read_row(number: int, line: bytes, folder: Path, unit: str | None) -> Demonstration | BadRow:
     if not line.strip():
         return BadRow(number, "empty line")
     try:
@@ -78,6 +88,19 @@ def _read_row(number: int, line: bytes, folder: Path) -> Demonstration | BadRow:
         return BadRow(number, "not JSON")
     if not isinstance(record, dict):
         return BadRow(number, "not an object")
+    owner = None
+    if unit is not None:
+        owner = record.get(unit)
+        owner = str(owner) if type(owner) is int else owner
+        if owner is None or (isinstance(owner, str) and not owner.strip()):
+            return BadRow(number, "no unit")
+        if not _is_text(owner):
+            return BadRow(number, "unit is not text")
+    row = _read_fields(number, record, folder)
+    return row if owner is None else replace(row, unit=owner)
+
+
+def _read_fields(number: int, record: dict[str, Any], folder: Path) -> Demonstration | BadRow:
     for name in ("image", "question", "answer"):
         value = record.get(name)
         if value is None or (isinstance(value, str) and not value.strip()):
@@ -92,6 +115,31 @@ def _read_row(number: int, line: bytes, folder: Path) -> Demonstration | BadRow:
     if not os.path.isfile(image):
         return BadRow(number, "image file missing")
     return Demonstration(image, record["question"], record["answer"], task)
+
+
+def group_by_unit(
+    rows: Sequence[Demonstration | BadRow],
+) -> dict[str, list[Demonstration | BadRow]]:
+    """Unit → its rows, in the order of the file; units in the order of their first rows.
+
+    A file stands for a list of units. Neighbouring lists differ in one unit, so every row has to
+    say whose it is: one that does not could be anybody's.
+
+    Raises:
+        DataError: a row without a unit, by number. Which rows these are is told to the operator,
+            and no guarantee covers that.
+    """
+    lost = [n for n, row in enumerate(rows, start=1) if row.unit is None]
+    if lost:
+        shown = ", ".join(map(str, lost[:_SHOWN])) + (" …" if len(lost) > _SHOWN else "")
+        raise DataError(
+            f"{len(lost)} row{'s' if len(lost) > 1 else ''} without a unit that can be read: "
+            f"{shown}. Every row must say whose it is."
+        )
+    units: dict[str, list[Demonstration | BadRow]] = {}
+    for row in rows:
+        units.setdefault(str(row.unit), []).append(row)
+    return units
 
 
 def _is_text(value: Any) -> bool:

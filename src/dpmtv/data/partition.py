@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from typing import TYPE_CHECKING
 
 from dpmtv.errors import DataError, PrivacyParameterError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 def fresh_key() -> bytes:
@@ -58,9 +62,54 @@ def partition(n: int, chunks: int, chunk_size: int, key: bytes) -> list[tuple[in
             "Use fewer chunks, fewer shots, or more records."
         )
 
-    def rank(slot: int) -> tuple[bytes, int]:
-        digest = hashlib.blake2b(slot.to_bytes(8, "big"), key=key, digest_size=16).digest()
-        return digest, slot
-
-    order = sorted(range(n), key=rank)
+    order = sorted(range(n), key=lambda slot: _rank(key, slot.to_bytes(8, "big")))
     return [tuple(order[i : i + chunk_size]) for i in range(0, needed, chunk_size)]
+
+
+def assign_by_id(ids: Sequence[str], chunks: int, key: bytes) -> list[tuple[int, ...]]:
+    """Send every unit to the chunk that a keyed hash of its id names.
+
+    *Guarantee.* Where a unit goes depends on its own id, the key and the public m alone. A unit
+    that is added or removed changes one chunk, and the order of the others in it not at all.
+
+    | case | result |
+    |---|---|
+    | a chunk gets more units than it can use | all are listed, in hash order; the first serve |
+    | a chunk gets none | an empty tuple, a null chunk |
+    | an id twice | refused: one unit would be in two places |
+
+    Args:
+        ids: one explicit id per unit, each once.
+        chunks: m, public, never made from the number of ids.
+        key: `fresh_key`.
+
+    Returns:
+        m tuples of positions in ``ids``.
+
+    Raises:
+        PrivacyParameterError: ``chunks`` is below 1, or an id occurs twice.
+    """
+    if chunks < 1:
+        raise PrivacyParameterError(f"the number of chunks must be at least 1, not {chunks}.")
+    if len(set(ids)) < len(ids):
+        raise PrivacyParameterError("unit ids must be unique.")
+    found: list[list[tuple[bytes, int]]] = [[] for _ in range(chunks)]
+    for place, name in enumerate(ids):
+        digest = _rank(key, name.encode("utf-8"))
+        # The high half chooses the chunk, the low half the order inside it. With 64 bits no
+        # chunk is likelier than another by more than m / 2^64.
+        found[int.from_bytes(digest[:8], "big") % chunks].append((digest[8:], place))
+    return [tuple(place for _, place in sorted(chunk)) for chunk in found]
+
+
+def choose(count: int, most: int, key: bytes) -> list[int]:
+    """Which of a unit's ``count`` records serve: all, or ``most`` of them in hash order.
+
+    A function of the unit alone, so a record too many displaces nobody else's.
+    """
+    order = sorted(range(count), key=lambda place: _rank(key, b"record" + place.to_bytes(8, "big")))
+    return order[:most]
+
+
+def _rank(key: bytes, name: bytes) -> bytes:
+    return hashlib.blake2b(name, key=key, digest_size=16).digest()

@@ -3,11 +3,14 @@
 FOLDER/public.jsonl                        records of other answer rules, with ``task``
 FOLDER/tasks/NAME/private.jsonl            the records that play the private role
 FOLDER/tasks/NAME/test.jsonl               queries and wanted answers
+FOLDER/tasks/NAME/sealed.jsonl             the same for the last run alone, if there is one
 FOLDER/tasks/NAME/public-same-rule.jsonl   public records of the same rule (the paper's mode)
+FOLDER/suite.json                          {task: group}, if results are to be grouped
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,6 +34,7 @@ class BenchmarkTask:
     private: list[Demonstration]
     test: list[Demonstration]
     same_rule: list[Demonstration]
+    group: str = ""
 
 
 @dataclass(frozen=True)
@@ -41,12 +45,16 @@ class Benchmark:
     public: list[Demonstration]
 
 
-def load_benchmark(folder: Path | str, names: Sequence[str] = ()) -> Benchmark:
+def load_benchmark(
+    folder: Path | str, names: Sequence[str] = (), *, sealed: bool = False
+) -> Benchmark:
     """Read a benchmark folder; ``"embedded"`` is the one that comes with the package.
 
     Args:
         folder: see the module's text.
         names: the tasks wanted, all by default.
+        sealed: test on ``sealed.jsonl``, which is for figures to be published: nothing may be
+            chosen on it.
 
     Raises:
         DataError: a file is missing or has bad rows, or a task does not exist.
@@ -62,14 +70,18 @@ def load_benchmark(folder: Path | str, names: Sequence[str] = ()) -> Benchmark:
     def read(path: Path) -> list[Demonstration]:
         return require_good(read_demonstrations(path), str(path))
 
+    table = root / "suite.json"
+    groups = json.loads(table.read_text("utf-8")) if table.is_file() else {}
+
     def task(name: str) -> BenchmarkTask:
         at = root / "tasks" / name
         same = at / "public-same-rule.jsonl"
         return BenchmarkTask(
             name=name,
             private=read(at / "private.jsonl"),
-            test=read(at / "test.jsonl"),
+            test=read(at / ("sealed.jsonl" if sealed else "test.jsonl")),
             same_rule=read(same) if same.is_file() else [],
+            group=groups.get(name, ""),
         )
 
     return Benchmark(tuple(task(n) for n in names or found), read(root / "public.jsonl"))

@@ -15,12 +15,12 @@ from dpmtv.evaluation.report import write_report
 from dpmtv.evaluation.runner import (
     METHODS,
     Settings,
-    draw_activations,
+    chunk_pool,
     evaluate_benchmark,
 )
 from dpmtv.models.adapters import load_model
 from dpmtv.pipeline import build_task_vector
-from dpmtv.privacy.certificate import statement
+from dpmtv.privacy.statement import statement
 from dpmtv.types import Prompt
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def run_demo(folder: Path, settings: Settings, progress: Progress) -> Demo:
                 epsilon=EPSILON,
                 delta=DELTA,
                 public=benchmark.public,
-                chunks=settings.chunks,
+                chunks=max(settings.chunks),
                 shots=settings.shots,
                 patch=settings.patch,
                 search_steps=settings.search_steps,
@@ -143,7 +143,7 @@ def _answers(
     records = task.test[:_EXAMPLES]
     queries = model.prepare([r.query for r in records])
     shown = tuple(task.private[: s.shots])
-    bare = draw_activations(model, task, s, draw=0).mean(0)
+    bare = chunk_pool(model, task, max(s.chunks), s.shots).mean(0)
     result = {
         "zero-shot": model.generate(queries),
         f"{s.shots}-shot in context": model.generate([Prompt(shown, r.query) for r in records]),

@@ -6,7 +6,6 @@ own and are not offered.
 
 from __future__ import annotations
 
-import contextlib
 from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -28,7 +27,7 @@ from dpmtv.pipeline import (
     select_heads,
 )
 from dpmtv.privacy.mechanisms import clipped_mean
-from dpmtv.types import Prompt
+from dpmtv.types import Prompt, Query
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 
     from dpmtv.artifact import TaskVector
     from dpmtv.evaluation.benchmark import Benchmark, BenchmarkTask
-    from dpmtv.models.adapters import PreparedQueries, VisionLanguageModel
+    from dpmtv.models.adapters import VisionLanguageModel
     from dpmtv.pipeline import PatchMode, Progress
     from dpmtv.types import Demonstration
 
@@ -48,9 +47,20 @@ UNCLIPPED = "selected heads, no clip"
 ALL_HEADS = "all heads, clip per layer, public mask"
 PAPER = "all heads, clip per layer, mask from the release"
 GEOMETRIES = {"selected": SELECTED, "all-heads": ALL_HEADS, "paper": PAPER}
-METHODS = ("zero-shot", "in-context", "task vector", "dp-mtv", "other task", "pure noise")
+# The second three know the task's true answer words, which are taken to be public: listed in the
+# question, or alone allowed in decoding, or both. The last two should stay near zero-shot.
+METHODS = (
+    *("zero-shot", "in-context", "task vector", "dp-mtv"),
+    *("words listed", "words enforced", "words listed and enforced"),
+    *("other task", "pure noise"),
+)
+_KNOWN_WORDS = METHODS[4:7]
+_CONTROLS = METHODS[7:]
+_NO_RECORDS = ("zero-shot", *_KNOWN_WORDS)
 EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0)
 RELATIONS = ("replace_one", "zero_out")
+MEAN = "mean"  # task column of a row over all tasks; "mean of GROUP" for those of a group
+FORMATIONS = 5  # times that the records of a task are cut into chunks
 
 
 @dataclass(frozen=True)
@@ -58,14 +68,14 @@ class Settings:
     """What is measured. Sizes are public choices.
 
     Args:
-        methods: of METHODS; the last two are controls that should stay near zero-shot.
+        methods: of METHODS.
         geometries: of GEOMETRIES, for "dp-mtv" and the controls.
         relations: neighbour relations.
         epsilons: privacy levels; None for the clipped mean without noise.
         delta: δ of each release.
-        chunks: m.
+        chunks: values of m; each setting is measured at every one.
         shots: K.
-        draws: repetitions, each with its own records and its own noise.
+        draws: repetitions, each with its own choice of chunks and its own noise.
         n_test: queries a task.
         patch: patch mode.
         search_steps: steps of each head search.
@@ -76,7 +86,7 @@ class Settings:
     relations: tuple[str, ...] = RELATIONS
     epsilons: tuple[float | None, ...] = (*EPSILONS, None)
     delta: float = 1e-5
-    chunks: int = 100
+    chunks: tuple[int, ...] = (100,)
     shots: int = SHOTS
     draws: int = 20
     n_test: int = 100
@@ -84,17 +94,32 @@ class Settings:
     search_steps: int = SEARCH_STEPS
 
 
+@dataclass(frozen=True)
+class Setting:
+    """What one group of scores has in common; the columns of a result row that name it."""
+
+    method: str
+    geometry: str | None = None
+    relation: str | None = None
+    epsilon: float | None = None
+    coordinates: int = 0
+    m: int | None = None
+
+
 @dataclass
 class Study:
     """Public knowledge and all scores so far; rows() turns it into result rows."""
 
     model: VisionLanguageModel
+    benchmark: Benchmark
     settings: Settings
     heads: np.ndarray
     public: list[PublicTask]
-    scores: dict[tuple[Any, ...], dict[str, list[float]]] = field(
+    scores: dict[Setting, dict[str, list[tuple[float, float]]]] = field(
         default_factory=lambda: defaultdict(lambda: defaultdict(list))
-    )
+    )  # exact match, and share of answers that are one of the task's wanted ones
+    words: dict[str, list[str]] = field(default_factory=dict)  # the wanted answers of each task
+    pools: dict[tuple[str, int], np.ndarray] = field(default_factory=dict)
 
 
 def evaluate_benchmark(
@@ -106,7 +131,7 @@ def evaluate_benchmark(
     command: str,
     progress: Progress = lambda _what, _done, _total: None,
 ) -> tuple[list[Row], np.ndarray]:
-    """Result rows, one a task and one for the mean of the tasks; and the public head mask.
+    """Result rows, one a task and one for each mean of tasks; and the public head mask.
 
     Args:
         model: the model.
@@ -119,41 +144,53 @@ def evaluate_benchmark(
     Raises:
         DataError: a task has too few records.
     """
-    public = public_tasks(model, benchmark.public, settings.shots, progress)
-    heads = select_heads(model, public, settings.patch, settings.search_steps, progress).heads
-    study = Study(model, settings, heads, public)
     for task in benchmark.tasks:
         if len(task.test) < settings.n_test:
             raise DataError(f"{task.name} has {len(task.test)} test records, not {settings.n_test}")
-    queries = {
-        task.name: model.prepare([r.query for r in task.test[: settings.n_test]])
-        for task in benchmark.tasks
-    }
+    public = public_tasks(model, benchmark.public, settings.shots, progress)
+    heads = select_heads(model, public, settings.patch, settings.search_steps, progress).heads
+    study = Study(model, benchmark, settings, heads, public)
     total = settings.draws * len(benchmark.tasks)
-    for draw in range(settings.draws):
-        activations = {t.name: draw_activations(model, t, settings, draw) for t in benchmark.tasks}
-        for place, task in enumerate(benchmark.tasks):
-            wrong = _disjoint_task(task, benchmark)
-            other = activations[wrong.name] if wrong else None
-            _measure_task(study, task, queries[task.name], activations[task.name], other, draw)
-            progress("draws", draw * len(benchmark.tasks) + place + 1, total)
-    return list(_rows(study, benchmark, name, command)), heads
+    for place, task in enumerate(benchmark.tasks):
+        measure = _Measure(study, task)
+        for draw in range(settings.draws):
+            measure.draw(draw)
+            progress("draws", place * settings.draws + draw + 1, total)
+    return list(_rows(study, name, command)), heads
 
 
-def draw_activations(
-    model: VisionLanguageModel, task: BenchmarkTask, s: Settings, draw: int
+def chunk_pool(
+    model: VisionLanguageModel, task: BenchmarkTask, size: int, shots: int, formation: int = 0
 ) -> Float[np.ndarray, "chunks coordinates"]:
-    """Chunk activations of one draw's records, without clip or noise: NOT PRIVATE.
+    """Activations of ``size`` disjoint chunks, without clip or noise: NOT PRIVATE.
+
+    Args:
+        model: the model.
+        task: whose records are cut.
+        size: number of chunks.
+        shots: K.
+        formation: which of many ways to cut.
 
     Raises:
         DataError: too few records, or an image that cannot be read.
     """
-    slots = partition(len(task.private), s.chunks, s.shots + 1, _draw_key(draw))
+    slots = partition(len(task.private), size, shots + 1, b"formation %d" % formation)
     prompts = [chunk_prompt([task.private[i] for i in chunk]) for chunk in slots]
     rows = [a for a in chunk_activations(model, prompts) if a is not None]
-    if len(rows) < s.chunks:
+    if len(rows) < size:
         raise DataError(f"{task.name}: an image cannot be read")
     return np.stack(rows)
+
+
+def _draw_activations(study: Study, task: BenchmarkTask, draw: int, m: int) -> np.ndarray:
+    """Take m chunks at random out of one of the formations; a chunk's pass serves several draws."""
+    s, key = study.settings, (task.name, draw % FORMATIONS)
+    if key not in study.pools:
+        full, draws_each = len(task.private) // (s.shots + 1), -(-s.draws // FORMATIONS)
+        size = max(max(s.chunks), min(full, draws_each * max(s.chunks)))
+        study.pools[key] = chunk_pool(study.model, task, size, s.shots, key[1])
+    pool = study.pools[key]
+    return pool[list(partition(len(pool), 1, m, _draw_key(draw))[0])]
 
 
 def _draw_key(draw: int) -> bytes:
@@ -161,73 +198,100 @@ def _draw_key(draw: int) -> bytes:
     return b"draw %d" % draw
 
 
-def _measure_task(
-    study: Study,
-    task: BenchmarkTask,
-    queries: PreparedQueries,
-    chunks: np.ndarray,
-    other: np.ndarray | None,
-    draw: int,
-) -> None:
-    s, model = study.settings, study.model
-    wanted = [r.answer for r in task.test[: s.n_test]]
-    most = _longest(model, task.test[: s.n_test])
+class _Measure:
+    """All methods on one task; each call of draw() adds one score to each."""
 
-    key: tuple[Any, ...]
+    def __init__(self, study: Study, task: BenchmarkTask):
+        self.study, self.task = study, task
+        self.test = task.test[: study.settings.n_test]
+        self.wanted = [r.answer for r in self.test]
+        self.words = sorted({" ".join(r.answer.split()) for r in task.test})
+        study.words[task.name] = self.words
+        model = study.model
+        # Two tokens more than any wanted answer: whatever goes on longer is wrong already.
+        lengths = (len(model.answer_ids(Prompt((), r.query), r.answer)) for r in self.test)
+        self.most = 2 + max(lengths)
+        self.queries = model.prepare([r.query for r in self.test])
+        self.other = _disjoint_task(task, study.benchmark)
+        geometries = {
+            name: release_geometry(
+                model,
+                study.heads if name == "selected" else np.ones_like(study.heads),
+                study.public,
+            )
+            for name in study.settings.geometries
+        }
+        self.geometries = geometries
 
-    def score(key: tuple[Any, ...], vector: np.ndarray | None, heads: np.ndarray) -> None:
-        patch = (
-            contextlib.nullcontext() if vector is None else model.patched(vector, heads, s.patch)
-        )
-        with patch:
-            answers = model.generate(queries, most)
-        study.scores[key][task.name].append(exact_match(answers, wanted))
+    def _note(self, setting: Setting, answers: Sequence[str]) -> None:
+        score = exact_match(answers, self.wanted)
+        known = float(np.mean([" ".join(a.split()) in self.words for a in answers]))
+        self.study.scores[setting][self.task.name].append((score, known))
 
-    if "zero-shot" in s.methods and draw == 0:
-        score(("zero-shot", None, None, None, 0), None, study.heads)
-    if "in-context" in s.methods:
-        prompts = _in_context(task, s, draw)
-        answers = model.generate(model.prepare(prompts), most)
-        key = ("in-context", None, None, None, 0)
-        study.scores[key][task.name].append(exact_match(answers, wanted))
-    if "task vector" in s.methods:
-        size = int(model.layout.coordinates(study.heads).sum())
-        score(("task vector", UNCLIPPED, None, None, size), chunks.mean(0), study.heads)
-    for geometry_name in s.geometries:
-        released = study.heads if geometry_name == "selected" else np.ones_like(study.heads)
-        geometry = release_geometry(model, released, study.public)
-        coordinates = [geometry.to_release(a) for a in chunks]
-        controls: dict[str, list[Any]] = {"dp-mtv": coordinates}
-        controls["pure noise"] = [None] * s.chunks
-        if other is not None:
-            controls["other task"] = [geometry.to_release(a) for a in other]
-        for method, values in controls.items():
+    def _patched(self, setting: Setting, vector: np.ndarray, heads: np.ndarray) -> None:
+        with self.study.model.patched(vector, heads, self.study.settings.patch):
+            self._note(setting, self.study.model.generate(self.queries, self.most))
+
+    def draw(self, draw: int) -> None:
+        s, model = self.study.settings, self.study.model
+        if draw == 0:
+            self._without_records()
+        if "in-context" in s.methods:
+            prompts = _in_context(self.task, s, draw)
+            self._note(Setting("in-context"), model.generate(model.prepare(prompts), self.most))
+        if {"task vector", "dp-mtv", *_CONTROLS}.isdisjoint(s.methods):
+            return
+        for m in s.chunks:
+            chunks = _draw_activations(self.study, self.task, draw, m)
+            if "task vector" in s.methods:
+                size = int(model.layout.coordinates(self.study.heads).sum())
+                setting = Setting("task vector", UNCLIPPED, coordinates=size, m=m)
+                self._patched(setting, chunks.mean(0), self.study.heads)
+            for name in s.geometries:
+                self._releases(name, chunks, draw, m)
+
+    def _without_records(self) -> None:
+        """Zero-shot, and its variants that know the answer words."""
+        s, model = self.study.settings, self.study.model
+        words = self.words
+        listed = [Query(r.image, f"{r.question} One of: {', '.join(words)}.") for r in self.test]
+        for method in s.methods:
+            if method not in _NO_RECORDS:
+                continue
+            queries = model.prepare(listed) if "listed" in method else self.queries
+            allowed = words if "enforced" in method else ()
+            self._note(Setting(method), model.generate(queries, self.most, allowed))
+
+    def _releases(self, name: str, chunks: np.ndarray, draw: int, m: int) -> None:
+        """One geometry: the release and the controls, at every level."""
+        s, geometry = self.study.settings, self.geometries[name]
+        values: dict[str, list[Any]] = {
+            "dp-mtv": [geometry.to_release(a) for a in chunks],
+            "pure noise": [None] * m,
+        }
+        if self.other is not None and "other task" in s.methods:
+            rows = _draw_activations(self.study, self.other, draw, m)
+            values["other task"] = [geometry.to_release(a) for a in rows]
+        for method, coordinates in values.items():
             if method not in s.methods:
                 continue
             for relation, epsilon in _levels(s, method):
-                release = (
-                    clipped_mean(
-                        values,
-                        chunks=s.chunks,
+                if epsilon is None:
+                    release = clipped_mean(
+                        coordinates,
+                        chunks=m,
                         clip_norms=geometry.clip_norms,
                         block_sizes=geometry.block_sizes,
                     )
-                    if epsilon is None
-                    else calibrate_for(geometry, epsilon, s.delta, relation, s.chunks).release(
-                        values
-                    )
-                )
-                vector, heads = geometry.from_release(release.value), study.heads
-                if geometry_name == "paper":
-                    heads = _mask_from_release(study, task, vector)
-                label = GEOMETRIES[geometry_name]
-                key = (method, label, relation or None, epsilon, len(release.value))
-                score(key, vector, heads)
-
-
-def _longest(model: VisionLanguageModel, test: Sequence[Demonstration]) -> int:
-    """Two tokens more than any wanted answer: whatever goes on longer is wrong already."""
-    return 2 + max(len(model.answer_ids(Prompt((), r.query), r.answer)) for r in test)
+                else:
+                    mechanism = calibrate_for(geometry, epsilon, s.delta, relation, m)
+                    release = mechanism.release(coordinates)
+                vector, heads = geometry.from_release(release.value), self.study.heads
+                if name == "paper":
+                    heads = _mask_from_release(self.study, self.task, vector)
+                size = len(release.value)
+                setting = Setting(method, GEOMETRIES[name], relation or None, epsilon, size, m)
+                self._patched(setting, vector, heads)
 
 
 def _levels(s: Settings, method: str) -> Iterator[tuple[str, float | None]]:
@@ -272,63 +336,71 @@ def _disjoint_task(task: BenchmarkTask, benchmark: Benchmark) -> BenchmarkTask |
     return next(iter(same or others), None)
 
 
-def _rows(study: Study, benchmark: Benchmark, name: str, command: str) -> Iterator[Row]:
-    s = study.settings
-    tasks = [t.name for t in benchmark.tasks]
+def _rows(study: Study, name: str, command: str) -> Iterator[Row]:
+    s, benchmark = study.settings, study.benchmark
+    groups = {task.name: [task.name] for task in benchmark.tasks}
+    several = len({task.group for task in benchmark.tasks}) > 1
+    for task in benchmark.tasks:
+        if task.group and several:
+            groups.setdefault(f"{MEAN} of {task.group}", []).append(task.name)
+    groups[MEAN] = [task.name for task in benchmark.tasks]
+    best_m = max(s.chunks)
+    best = next((k for k in study.scores if k.method == "task vector" and k.m == best_m), None)
 
-    def mean(key: tuple[Any, ...], task: str) -> float | None:
-        return float(np.mean(study.scores[key][task])) if key in study.scores else None
+    def baseline(setting: Setting | None, tasks: Sequence[str]) -> float | None:
+        if setting not in study.scores:
+            return None
+        return float(np.mean([np.mean(study.scores[setting][t], axis=0)[0] for t in tasks]))
 
-    zero_key = ("zero-shot", None, None, None, 0)
-    best_key = next((k for k in study.scores if k[0] == "task vector"), zero_key)
-    for key, by_task in list(study.scores.items()):
-        method, geometry, relation, epsilon, coordinates = key
-        columns = [t for t in tasks if by_task[t]]
-        per_draw = np.mean([by_task[t] for t in columns], axis=0)
-        everything = {**{t: np.asarray(by_task[t]) for t in columns}, "mean": per_draw}
-        for task, values in everything.items():
-            of = [task] if task != "mean" else columns
-            zero = [mean(zero_key, t) for t in of]
-            best = [mean(best_key, t) for t in of]
+    for setting, by_task in list(study.scores.items()):
+        for place, tasks in groups.items():
+            columns = [t for t in tasks if by_task[t]]
+            if not columns:
+                continue
+            values, known = np.mean([by_task[t] for t in columns], axis=0).T
+            zero, high = baseline(Setting("zero-shot"), columns), baseline(best, columns)
             yield {
                 "table": f"benchmark, patched {s.patch}",
-                "task": task,
-                "method": method,
-                "geometry": geometry,
-                "relation": relation,
-                "epsilon": epsilon,
-                "delta": None if epsilon is None else s.delta,
-                "records": _records(method, s),
-                "m": None if method in ("zero-shot", "in-context") else s.chunks,
-                "K": 0 if method == "zero-shot" else s.shots,
-                "coordinates": coordinates,
+                "task": place,
+                "method": setting.method,
+                "geometry": setting.geometry,
+                "relation": setting.relation,
+                "epsilon": setting.epsilon,
+                "delta": None if setting.epsilon is None else s.delta,
+                "records": _records(setting, s),
+                "m": setting.m,
+                "K": 0 if setting.method in _NO_RECORDS else s.shots,
+                "coordinates": setting.coordinates,
                 "draws": len(values),
                 "n_test": s.n_test,
                 "mean": float(np.mean(values)),
                 "se": float(np.std(values, ddof=1) / np.sqrt(len(values)))
                 if len(values) > 1
                 else None,
-                "gain": _gain(float(np.mean(values)), zero, best),
+                "gain": _gain(float(np.mean(values)), zero, high),
+                "chance": float(np.mean([1 / len(study.words[t]) for t in columns])),
+                "in_words": float(np.mean(known)),
                 "metric": EXACT_MATCH,
                 "model": name,
                 "prompt": study.model.prompt_template_sha256[:12],
                 "command": command,
-                "private": epsilon is not None or method in ("zero-shot", "pure noise"),
+                "private": setting.epsilon is not None
+                or setting.method in (*_NO_RECORDS, "pure noise"),
             }
 
 
-def _records(method: str, s: Settings) -> int:
+def _records(setting: Setting, s: Settings) -> int:
     """Records that play the private role in one answer."""
-    none = method in ("zero-shot", "pure noise")
-    return 0 if none else s.shots if method == "in-context" else s.chunks * (s.shots + 1)
+    if setting.method in (*_NO_RECORDS, "pure noise"):
+        return 0
+    return s.shots if setting.m is None else setting.m * (s.shots + 1)
 
 
-def _gain(value: float, zero: list[float | None], best: list[float | None]) -> float | None:
+def _gain(value: float, low: float | None, high: float | None) -> float | None:
     """(x − zero-shot) / (vector without noise − zero-shot), on the same tasks."""
-    if None in zero or None in best:
+    if low is None or high is None or high <= low:
         return None
-    low, high = float(np.mean(zero)), float(np.mean(best))  # type: ignore[arg-type]
-    return None if high <= low else (value - low) / (high - low)
+    return (value - low) / (high - low)
 
 
 def evaluate_vector(
@@ -360,6 +432,8 @@ def evaluate_vector(
         "n_test": len(test),
         "se": None,
         "gain": None,
+        "chance": None,
+        "in_words": None,
         "metric": EXACT_MATCH,
         "model": model.identity.id or model.identity.architecture,
         "prompt": model.prompt_template_sha256[:12],

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import nn
 
 from dpmtv.data.images import load_image
@@ -20,15 +21,13 @@ from dpmtv.data.prompts import prompt_images, template_sha256, to_messages, to_t
 from dpmtv.errors import InternalError, ModelError
 from dpmtv.models.hooks import last_token, patch_heads, record_heads
 from dpmtv.privacy.certificate import ModelIdentity
-from dpmtv.types import HeadLayout, Prompt
+from dpmtv.types import HeadLayout, Prompt, Query
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from jaxtyping import Bool, Float
     from torch import Tensor
-
-    from dpmtv.types import Query
 
 # Names that architectures give to the attention output projection of a decoder layer, and parts
 # of a module path that mark something else (vision towers, cross-attention, recurrent layers).
@@ -223,16 +222,42 @@ class VisionLanguageModel:
         self,
         queries: Sequence[Query | Prompt] | PreparedQueries,
         max_new_tokens: int | None = None,
+        allowed: Sequence[str] = (),
     ) -> list[str]:
-        """One greedy answer per query, in order, without surrounding white space."""
+        """One greedy answer per query, in order, without surrounding white space.
+
+        Args:
+            queries: what to answer.
+            max_new_tokens: longest answer, by default the model's.
+            allowed: the only answers that may be given, if any are named.
+        """
         most = max_new_tokens or self.max_new_tokens
         prepared = queries if isinstance(queries, PreparedQueries) else self.prepare(queries)
         answers: list[str] = []
         for batch in prepared.batches:
-            ids = self.model.generate(**batch, max_new_tokens=most, do_sample=False)
-            new = ids[:, batch["input_ids"].shape[1] :]
+            start = batch["input_ids"].shape[1]
+            only = self._only(allowed, start) if allowed else None
+            ids = self.model.generate(
+                **batch, max_new_tokens=most, do_sample=False, prefix_allowed_tokens_fn=only
+            )
+            new = ids[:, start:]
             answers += self.tokenizer.batch_decode(new, skip_special_tokens=True)
         return [a.strip() for a in answers]
+
+    def _only(self, answers: Sequence[str], start: int) -> Callable[[int, Tensor], list[int]]:
+        """For each begun answer the tokens that may follow; ``start`` is the prompt's length."""
+        bare = Prompt((), Query(Image.new("RGB", (64, 64)), "?"))
+        following: dict[tuple[int, ...], set[int]] = {}
+        for answer in answers:
+            ids = self.answer_ids(bare, answer)
+            for place, token in enumerate(ids):
+                following.setdefault(tuple(ids[:place]), set()).add(token)
+        end = sorted(self.end_ids)  # an answer that has ended is padded, whatever is allowed
+
+        def allowed(_row: int, ids: Tensor) -> list[int]:
+            return sorted(following.get(tuple(ids[start:].tolist()), end))
+
+        return allowed
 
     # --- patching --------------------------------------------------------------------------
 

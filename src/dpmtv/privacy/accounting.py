@@ -6,10 +6,12 @@ pessimistic side of rounding. Accounting reads events and nothing else.
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 from dpmtv.errors import PrivacyParameterError
 from dpmtv.types import GaussianEvent
@@ -24,6 +26,9 @@ _TOTAL_VARIATION = 0.0202
 
 # Floating-point error of log δ stays below this in the tested range (δ ≥ 1e-300, ε ≤ 1000).
 _LOG_ERROR = 1e-12
+
+PLD_INTERVAL = 1e-4
+"""Grid of privacy losses on which dp-accounting composes; all PLDs of a sum have to share it."""
 
 
 def noise_multiplier(epsilon: float, delta: float) -> float:
@@ -153,6 +158,73 @@ def epsilon_of(events: Sequence[GaussianEvent], delta: float) -> float:
             return solved
         epsilon = solved
     return math.inf
+
+
+def composed_epsilon(
+    events: Sequence[GaussianEvent], delta: float, others: Sequence[Any] = ()
+) -> float:
+    """ε of several releases of one data set together at δ; 0 for none, inf for too much.
+
+    Gaussian releases are folded into one first, because that is exact (`epsilon_of`), also where
+    the noise of a later release was chosen after seeing an earlier one (Smith and Thakurta 2022,
+    arXiv 2210.17520). Privacy loss distributions (PLDs) do the rest: for Gaussians alone they
+    would take 0.2 s an event and may end below the exact value, by rounding, at a small δ.
+
+    Guarantee:
+        Never below the exact ε of the Gaussian events, nor, up to the rounding of the library's
+        Fourier transform, below that of everything; in tests at most 1e-4 above it.
+
+    Args:
+        events: the Gaussian releases, each with its discreteness slack.
+        delta: total δ; the slacks are taken from it.
+        others: PLDs of dp-accounting for releases of other kinds, pessimistic, for the direction
+            of add-or-remove (a sensitivity already holds the neighbour relation), discretised at
+            ``PLD_INTERVAL``.
+    """
+    exact = epsilon_of(events, delta) if events else 0.0
+    if not others or exact == math.inf:
+        return exact
+    losses = list(others)
+    if events:
+        from dp_accounting.pld import privacy_loss_distribution as pld
+
+        mu = math.hypot(*(gdp_mu(event) for event in events))
+        losses.append(
+            pld.from_gaussian_mechanism(1 / mu, value_discretization_interval=PLD_INTERVAL)
+        )
+    together = functools.reduce(lambda one, other: one.compose(other), losses)
+    reach = exact
+    for _ in range(100):
+        # As in `epsilon_of`: the slack grows with ε, so it is taken at an ε that covers the result.
+        slack = sum(discreteness_slack(reach, event.d, event.scale) for event in events)
+        needed = float(together.get_epsilon_for_delta(delta - slack)) if slack < delta else math.inf
+        if needed <= reach or needed == math.inf:
+            return max(needed, reach)
+        reach = needed * (1 + 1e-9)
+    return math.inf
+
+
+def further_epsilon(events: Sequence[GaussianEvent], epsilon: float, delta: float) -> float:
+    """Largest ε that one more Gaussian release at δ may have beside ``events``; 0 if none fits.
+
+    Guarantee:
+        Rounded down to four digits after the point, with room for a discreteness slack of δ/1000:
+        a release calibrated for it keeps all together within (``epsilon``, ``delta``).
+    """
+    if not events:
+        return epsilon
+    room = 0.999 * delta - sum(discreteness_slack(epsilon, e.d, e.scale) for e in events)
+    spent = math.fsum(gdp_mu(event) ** 2 for event in events)
+    low, high = 0.0, 1.0  # squares of μ: Gaussian releases add up in them
+    while gaussian_delta(1 / math.sqrt(high), epsilon) <= room:
+        low, high = high, 2 * high
+    for _ in range(60):
+        middle = (low + high) / 2
+        fits = gaussian_delta(1 / math.sqrt(middle), epsilon) <= room
+        low, high = (middle, high) if fits else (low, middle)
+    if low <= spent:
+        return 0.0
+    return math.floor(gaussian_epsilon(1 / math.sqrt(low - spent), delta) * 1e4) / 1e4
 
 
 def check_budget(epsilon: float, delta: float) -> None:

@@ -11,7 +11,7 @@ import math
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
@@ -35,7 +35,11 @@ _SHA256 = r"[0-9a-f]{64}"
 _COMMIT = r"[0-9a-f]{40}"
 _HUB_ID = r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?"
 _CLASS_NAME = r"[A-Za-z][A-Za-z0-9_]*"
+_LEDGER_ID = r"[0-9a-f]{32}"
 _VERSION = r"[0-9]+(\.[0-9]+)*((a|b|rc|\.post|\.dev)[0-9]+)?"
+
+_UNITS = "belongs to a unit of several records"
+_DECLARED = "goes with add_remove, where the number of units is private"
 
 # A stated ε may lie above the recomputed one by this much; more means that the statement and the
 # event do not belong together.
@@ -82,7 +86,10 @@ class Privacy:
 
     Args:
         relation: the neighbour relation.
-        unit: what is protected.
+        unit: "record", or the field whose values name whom a record belongs to.
+        per_unit: most records of a unit that serve; None where a unit is one record.
+        population: units in the declared public population, under add_remove alone.
+        ledger: random id of the budget ledger that paid; None if none was kept.
         chunks: m.
         shots: K, demonstrations in one chunk.
         query: whose example a chunk's last question is.
@@ -102,7 +109,10 @@ class Privacy:
     """
 
     relation: NeighbourRelation
-    unit: Literal["record"]
+    unit: str
+    per_unit: int | None
+    population: int | None
+    ledger: str | None
     chunks: int
     shots: int
     query: Literal["private", "public"]
@@ -121,7 +131,23 @@ class Privacy:
     events: tuple[GaussianEvent, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("chunks", "shots", "epsilon", "delta", "slack", "mu", "grid", "scale"):
+        require(_is_label(self.unit), "privacy.unit", "must be one printable line")
+        require((self.per_unit is None) == (self.unit == "record"), "privacy.per_unit", _UNITS)
+        declared = self.relation is NeighbourRelation.ADD_REMOVE
+        require((self.population is not None) == declared, "privacy.population", _DECLARED)
+        _matches(self.ledger, "privacy.ledger", _LEDGER_ID)
+        for name in (
+            "per_unit",
+            "population",
+            "chunks",
+            "shots",
+            "epsilon",
+            "delta",
+            "slack",
+            "mu",
+            "grid",
+            "scale",
+        ):
             value = getattr(self, name)
             require(value is None or value > 0, f"privacy.{name}", "must be positive")
         require(len(self.clip_norms) > 0, "privacy.clip_norms", "must not be empty")
@@ -211,6 +237,10 @@ class Certificate:
 def privacy_of(
     mechanism: GaussianMean,
     *,
+    unit: str | None = None,
+    per_unit: int | None = None,
+    population: int | None = None,
+    ledger: str | None = None,
     shots: int,
     query: Literal["private", "public"],
     clip_source: Literal["option", "public"],
@@ -220,7 +250,10 @@ def privacy_of(
     event = mechanism.event
     return Privacy(
         relation=mechanism.relation,
-        unit="record",
+        unit=unit or "record",
+        per_unit=per_unit if unit else None,
+        population=population,
+        ledger=ledger,
         chunks=mechanism.chunks,
         shots=shots,
         query=query,
@@ -350,57 +383,9 @@ def _verify_noise(privacy: Privacy) -> list[str]:
     ]
 
 
-def statement(certificate: Certificate) -> list[str]:
-    """The guarantee in plain words, for whoever is responsible for the data."""
-    privacy = certificate.privacy
-    if privacy.delta is None:
-        return [
-            "NOT PRIVATE: no noise was added (ε = inf).",
-            "The vector may reveal the records that it was made from. Do not pass it on.",
-        ]
-    epsilon, delta, event = privacy.epsilon, privacy.delta, privacy.events[0]
-    if privacy.relation is NeighbourRelation.REPLACE_ONE:
-        subject, change = "one record", "one record is replaced by another"
-        limit = "The guarantee is per record: a person with several records is protected less."
-    else:
-        subject, change = "the presence of a chunk", "one whole chunk becomes the null vector"
-        limit = _worth_under_replace_one(event, delta)
-    power = accounting.power_at(accounting.gdp_mu(event), 0.05)
-    return [
-        f"The vector is (ε = {epsilon:.12g}, δ = {delta:.12g})-differentially private under the "
-        f"relation {privacy.relation}: what it reveals about {subject} is bounded by these two.",
-        f"If {change}, the probability of any outcome grows at most by the factor "
-        f"{_up(math.exp(min(epsilon, 700)), 2):g}, plus {delta:g}.",
-        "Whoever tries to tell from the vector whether that happened, and raises a false alarm in "
-        f"5 % of the cases where it did not, finds it in at most {_up(100 * power, 2):g} % of the "
-        "cases where it did.",
-        limit,
-        "Using the vector costs nothing more, however many questions are asked.",
-        "It covers this one vector: another build from the same records adds its own ε and δ.",
-        "It holds towards those who get the vector; whoever built it has seen the records.",
-    ]
-
-
-def _worth_under_replace_one(event: GaussianEvent, delta: float) -> str:
-    doubled = replace(event, delta2=2 * event.delta2)
-    epsilon = accounting.epsilon_of([doubled], delta)
-    if epsilon < math.inf:
-        worth = f"ε = {_up(epsilon, 4):g}"
-    else:  # the bound on the slack grows with e^ε and has used δ up
-        least = accounting.gaussian_epsilon(1 / accounting.gdp_mu(doubled), delta)
-        worth = f"an ε above {math.floor(least)}"
-    return (
-        "zero_out is the relation of the paper. It protects against a whole chunk becoming null, "
-        "not against one record being replaced by another: under replace_one the same noise "
-        f"gives {worth} at the same δ."
-    )
-
-
-def _up(value: float, digits: int) -> float:
-    """Rounded up, because privacy must not look better than it is."""
-    step: int = 10**digits
-    return math.ceil(value * step) / step
-
-
 def _matches(value: str | None, key: str, pattern: str) -> None:
     require(value is None or re.fullmatch(pattern, value) is not None, key, "is malformed")
+
+
+def _is_label(text: str) -> bool:
+    return bool(text.strip()) and text.isprintable() and len(text) <= 80

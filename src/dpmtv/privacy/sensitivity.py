@@ -14,7 +14,10 @@ class NeighbourRelation(StrEnum):
     """Which change of the data the guarantee covers."""
 
     REPLACE_ONE = "replace_one"
-    """One unit is replaced by another in the same slot; the number of units is public."""
+    """What stands in one slot is replaced; the list of slots (lines, or ids of units) is public."""
+
+    ADD_REMOVE = "add_remove"
+    """One unit is added or removed; its id names its chunk, and the number of units is private."""
 
     ZERO_OUT = "zero_out"
     """One whole chunk becomes the null vector: the paper's relation, for reproduction only."""
@@ -24,6 +27,8 @@ _MULTIPLIERS = {
     # The slot fixes the chunk, so one chunk changes. Its old and its new contribution both lie
     # in the ball of radius C, and two points of that ball are at most 2C apart.
     NeighbourRelation.REPLACE_ONE: 2,
+    # The id fixes the chunk, so one chunk changes, from any content to any other.
+    NeighbourRelation.ADD_REMOVE: 2,
     # One contribution in the ball of radius C becomes the centre of that ball.
     NeighbourRelation.ZERO_OUT: 1,
 }

@@ -1,18 +1,15 @@
-"""The command line: parse, call one public function, print."""
+"""The engineer's commands: build a vector, ask it, measure."""
 
 from __future__ import annotations
 
-import functools
-import logging
 import sys
-import traceback
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dpmtv.cli.common import Instruction, Json, Longest, Model, Relation, Unit, command, one_of
 from dpmtv.console import print_json, print_rows, progress_bars
 from dpmtv.errors import ArtifactError, DataError, PrivacyParameterError, UserError
 
@@ -20,79 +17,8 @@ if TYPE_CHECKING:
     from dpmtv.artifact import TaskVector
     from dpmtv.models.adapters import VisionLanguageModel
 
-app = typer.Typer(
-    name="dpmtv",
-    help="Differentially private task vectors for vision-language models.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,  # its tracebacks show local variables: private records
-)
-_debug = False
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-Model = Annotated[
-    str | None, typer.Option(help="Model folder or hub id; by default the certificate's.")
-]
-Instruction = Annotated[
-    str, typer.Option(help='A line added to every question, such as "Answer briefly."')
-]
-Longest = Annotated[int | None, typer.Option(min=1, help="Longest answer, in tokens.")]
-Command = TypeVar("Command", bound=Callable[..., None])
-
-
-@app.callback()
-def _options(
-    debug: Annotated[
-        bool, typer.Option(help="Show tracebacks. They may hold private content.")
-    ] = False,
-) -> None:
-    global _debug
-    _debug = debug
-
-
-def _command(function: Command) -> Command:
-    """Errors as one line and an exit code: 2 for the caller's, 1 for ours."""
-
-    @functools.wraps(function)
-    def run(*args: Any, **options: Any) -> None:
-        warnings.showwarning = _show_warning  # type: ignore[assignment]
-        logging.getLogger("PIL").setLevel(logging.ERROR)
-        try:
-            function(*args, **options)
-        except UserError as error:
-            _fail(str(error), 2)
-        except (KeyboardInterrupt, SystemExit, typer.Exit, typer.Abort):
-            raise
-        except BaseException as error:  # panics of Rust libraries are no Exceptions
-            # The text of a foreign error may quote a record, so only its type is shown.
-            _fail(
-                f"internal error ({type(error).__name__}); dpmtv --debug shows where, with text "
-                "that may be private",
-                1,
-            )
-
-    return app.command()(run)  # type: ignore[return-value]
-
-
-def _fail(message: str, code: int) -> None:
-    if _debug:
-        traceback.print_exc()
-    typer.secho(f"error: {message}", err=True, fg="red")
-    raise typer.Exit(code)
-
-
-def _show_warning(
-    message: Warning | str, _category: type[Warning], filename: str, *_: Any, **__: Any
-) -> None:
-    # Only our own: what other libraries warn of may be about a record.
-    if Path(filename).is_relative_to(Path(__file__).parent):
-        typer.secho(f"warning: {message}", err=True, fg="yellow")
-
-
-# --- commands ------------------------------------------------------------------------------
-
-
-@_command
+@command
 def demo(
     output: Annotated[Path, typer.Option("-o", "--output", help="New folder for the results.")] = (
         Path("demo-output")
@@ -121,7 +47,7 @@ def demo(
     typer.echo(f"Task vectors: {', '.join(str(output / name) for name in result.vectors)}")
 
 
-@_command
+@command
 def build(
     model: Annotated[str, typer.Argument(help='Model folder, hub id, or "embedded".')],
     data: Annotated[Path, typer.Argument(help="Private records, JSONL.")],
@@ -129,9 +55,12 @@ def build(
     epsilon: Annotated[float, typer.Option(help="ε, the privacy loss; 1 is a common choice.")],
     delta: Annotated[float, typer.Option(help="δ, below 1/n.")] = 1e-5,
     public: Annotated[Path | None, typer.Option(help="Public records, JSONL.")] = None,
-    relation: Annotated[str, typer.Option(help="replace_one, or zero_out (the paper's).")] = (
-        "replace_one"
-    ),
+    relation: Relation = "replace_one",
+    unit: Unit = None,
+    per_unit: Annotated[int, typer.Option(min=1, help="Most records of a unit that serve.")] = 1,
+    population: Annotated[
+        int | None, typer.Option(help="Public number of units, declared for add_remove.")
+    ] = None,
     selection: Annotated[
         str, typer.Option(help="Heads: public (select first), released (the paper's), or all.")
     ] = "public",
@@ -146,17 +75,34 @@ def build(
         bool, typer.Option(help="Refuse bad private rows (tells their numbers).")
     ] = False,
     allow_large_delta: Annotated[bool, typer.Option(help="Permit δ ≥ 1/n.")] = False,
+    ledger: Annotated[
+        Path | None, typer.Option(help="Budget ledger; default: DATA with .ledger, made if new.")
+    ] = None,
+    no_ledger: Annotated[
+        bool, typer.Option("--no-ledger", help="Count no budget; the certificate says so.")
+    ] = False,
+    part: Annotated[
+        str, typer.Option(help="Name of a group of units that shares none with other groups.")
+    ] = "",
+    work: Annotated[
+        Path | None, typer.Option(help="Private folder to go on from after an interruption.")
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Private build report; default: DATA with .report.json.")
+    ] = None,
 ) -> None:
-    """Turn private records into a task vector with an (ε, δ) guarantee per record."""
+    """Turn private records into a task vector with an (ε, δ) guarantee per record or person."""
     from dpmtv.artifact import require_free
     from dpmtv.data.demonstrations import check_images, read_demonstrations, require_good
     from dpmtv.pipeline import build_task_vector
-    from dpmtv.privacy.certificate import statement
+    from dpmtv.privacy.statement import statement
 
-    _one_of("selection", selection, ("public", "released", "all"))
-    _one_of("patch", patch, ("prompt", "every-step"))
+    one_of("selection", selection, ("public", "released", "all"))
+    one_of("patch", patch, ("prompt", "every-step"))
     require_free(output)
-    rows = read_demonstrations(data)
+    if no_ledger and (ledger is not None or part):
+        raise UserError("--no-ledger goes with neither --ledger nor --part")
+    rows = read_demonstrations(data, unit=unit)
     if strict:
         require_good(check_images(rows), "the private file")
     others = None
@@ -166,9 +112,12 @@ def build(
         others = read_demonstrations(public)
         require_good(check_images(others), "the public file")
     loaded = _load(model, revision=revision, instruction=instruction)
+    report = report or data.with_suffix(".report.json")
+    book = None if no_ledger else ledger or data.with_suffix(".ledger")
     typer.echo(
-        f"{len(rows)} records; one release at ε = {epsilon:g}, δ = {delta:g} under {relation}. "
-        "Rows that cannot be used are passed over in silence; --strict names them.",
+        f"One release at ε = {epsilon:g}, δ = {delta:g} under {relation} per {unit or 'record'}. "
+        f"Rows that cannot be used are passed over in silence: {report} (private) names them, "
+        "--strict refuses them.",
         err=True,
     )
     with progress_bars() as progress:
@@ -179,6 +128,9 @@ def build(
             delta=delta,
             public=others,
             relation=relation,
+            unit=unit,
+            per_unit=per_unit,
+            population=population,
             selection=selection,  # type: ignore[arg-type]
             chunks=chunks,
             shots=shots,
@@ -186,6 +138,10 @@ def build(
             patch=patch,  # type: ignore[arg-type]
             alpha=alpha,
             allow_large_delta=allow_large_delta,
+            ledger=book,
+            part=part,
+            work=work,
+            report=report,
             progress=progress,
         )
     vector.save_pretrained(output)
@@ -194,7 +150,7 @@ def build(
     typer.echo(f"Saved: {output}")
 
 
-@_command
+@command
 def ask(
     folder: Annotated[Path, typer.Argument(help="A task vector.")],
     question: Annotated[str, typer.Argument(help="The question.")],
@@ -221,7 +177,7 @@ def ask(
     typer.secho(f"without the vector: {bare}", dim=True)
 
 
-@_command
+@command
 def evaluate(
     target: Annotated[str, typer.Argument(help="A task vector folder, or a model.")],
     benchmark: Annotated[
@@ -240,11 +196,14 @@ def evaluate(
         "0.5,1,2,4,8,none"
     ),
     delta: Annotated[float, typer.Option(help="δ.")] = 1e-5,
-    chunks: Annotated[int, typer.Option(help="m.")] = 100,
+    chunks: Annotated[str, typer.Option(help="Values of m, by comma.")] = "100",
     shots: Annotated[int, typer.Option(help="K.")] = 4,
     draws: Annotated[int, typer.Option(min=1, help="Draws of records and noise.")] = 20,
     n_test: Annotated[int, typer.Option(min=1, help="Test queries a task.")] = 100,
     patch: Annotated[str, typer.Option(help="prompt or every-step.")] = "every-step",
+    sealed: Annotated[
+        bool, typer.Option("--sealed", help="Test on sealed.jsonl: for figures to be published.")
+    ] = False,
     search_steps: Annotated[int, typer.Option(min=1, help="Steps of each head search.")] = 200,
     max_new_tokens: Longest = None,
     json_: Json = False,
@@ -259,21 +218,21 @@ def evaluate(
         from dpmtv.evaluation.benchmark import load_benchmark
         from dpmtv.evaluation.runner import GEOMETRIES, METHODS, Settings, evaluate_benchmark
 
-        _one_of("patch", patch, ("prompt", "every-step"))
+        one_of("patch", patch, ("prompt", "every-step"))
         settings = Settings(
             methods=_listed("methods", methods, METHODS),
             geometries=_listed("geometries", geometries, tuple(GEOMETRIES)),
             relations=_listed("relations", relations, ("replace_one", "zero_out")),
             epsilons=_numbers(epsilons),
             delta=delta,
-            chunks=chunks,
+            chunks=_integers("chunks", chunks),
             shots=shots,
             draws=draws,
             n_test=n_test,
             patch=patch,  # type: ignore[arg-type]
             search_steps=search_steps,
         )
-        loaded = load_benchmark(benchmark, [t for t in tasks.split(",") if t])
+        loaded = load_benchmark(benchmark, [t for t in tasks.split(",") if t], sealed=sealed)
         with progress_bars() as progress:
             rows, _ = evaluate_benchmark(
                 _load(target),
@@ -287,47 +246,6 @@ def evaluate(
         print_json(rows)
     else:
         print_rows(rows)
-
-
-@_command
-def show(
-    folder: Annotated[Path, typer.Argument(help="A task vector.")], json_: Json = False
-) -> None:
-    """What a task vector guarantees, in words; reads the certificate without checking it."""
-    from dpmtv.privacy.certificate import read, statement
-
-    path = folder / "certificate.json"
-    certificate = read(path)
-    if json_:
-        sys.stdout.write(path.read_text(encoding="utf-8"))
-        return
-    privacy, inference = certificate.privacy, certificate.inference
-    if privacy.delta is None:
-        typer.secho("ε = inf: NOT PRIVATE", fg="red", bold=True)
-    for line in statement(certificate):
-        typer.echo(f"  {line}")
-    released = sum(len(heads) for heads in privacy.released_heads)
-    typer.echo(
-        f"{certificate.model.architecture}; {released} of {sum(certificate.model.heads)} heads "
-        f"released, {sum(privacy.block_sizes)} coordinates; m = {privacy.chunks}, "
-        f"K = {privacy.shots}; patched: {inference.patch}; made {certificate.created}"
-    )
-
-
-@_command
-def verify(
-    folder: Annotated[Path, typer.Argument(help="A task vector.")], json_: Json = False
-) -> None:
-    """Recompute the guarantee from the certificate's events and check the files."""
-    from dpmtv.artifact import verify as check
-
-    lines = check(folder)
-    if json_:
-        print_json({"verified": True, "checked": lines})
-        return
-    for line in lines:
-        typer.echo(f"  {line}")
-    typer.secho("verified", fg="green")
 
 
 # --- helpers -------------------------------------------------------------------------------
@@ -383,15 +301,10 @@ def _model_of(vector: TaskVector, name: str | None, most: int | None) -> VisionL
     return model
 
 
-def _one_of(option: str, value: str, allowed: Sequence[str]) -> None:
-    if value not in allowed:
-        raise UserError(f"--{option} must be one of {', '.join(allowed)}")
-
-
 def _listed(option: str, text: str, allowed: Sequence[str]) -> tuple[str, ...]:
     values = tuple(part.strip() for part in text.split(",") if part.strip())
     for value in values:
-        _one_of(option, value, allowed)
+        one_of(option, value, allowed)
     return values
 
 
@@ -400,6 +313,16 @@ def _numbers(text: str) -> tuple[float | None, ...]:
         return tuple(None if t.strip() == "none" else float(t) for t in text.split(","))
     except ValueError:
         raise UserError('--epsilons takes numbers by comma, and "none"') from None
+
+
+def _integers(option: str, text: str) -> tuple[int, ...]:
+    try:
+        values = tuple(int(t) for t in text.split(","))
+    except ValueError:
+        values = ()
+    if not values or min(values) < 1:
+        raise UserError(f"--{option} takes whole numbers above 0, by comma")
+    return values
 
 
 def _as_typed() -> str:
@@ -414,12 +337,3 @@ def _epsilon(vector: TaskVector) -> float | str:
 def _warn_without_noise(vector: TaskVector) -> None:
     if _epsilon(vector) == "inf":
         typer.secho("ε = inf: this vector is NOT PRIVATE", fg="red", bold=True, err=True)
-
-
-def main() -> None:
-    """Entry point of ``dpmtv``."""
-    app()
-
-
-if __name__ == "__main__":
-    main()

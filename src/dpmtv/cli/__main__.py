@@ -1,0 +1,5 @@
+"""``python -m dpmtv.cli``."""
+
+from dpmtv.cli import main
+
+main()

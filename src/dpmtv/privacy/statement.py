@@ -1,0 +1,171 @@
+"""The guarantee in plain words, for whoever is responsible for the data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from html import escape
+from typing import TYPE_CHECKING
+
+from dpmtv.privacy import accounting
+from dpmtv.privacy.sensitivity import NeighbourRelation
+
+if TYPE_CHECKING:
+    from dpmtv.privacy.certificate import Certificate, Privacy
+    from dpmtv.types import GaussianEvent
+
+
+def statement(certificate: Certificate) -> list[str]:
+    """Sentences made for the certificate's relation and unit; ε and power are rounded up."""
+    privacy = certificate.privacy
+    if privacy.delta is None:
+        return [
+            "NOT PRIVATE: no noise was added (ε = inf).",
+            "The vector may reveal the records that it was made from. Do not pass it on.",
+        ]
+    epsilon, delta, event = privacy.epsilon, privacy.delta, privacy.events[0]
+    whose, change, question, limit = _words(privacy)
+    power = accounting.power_at(accounting.gdp_mu(event), 0.05)
+    if privacy.relation is NeighbourRelation.ZERO_OUT:
+        limit = _worth_under_replace_one(event, delta)
+    budget = (
+        f"It was paid from the budget ledger {privacy.ledger[:8]}…; another build from the same "
+        "data is charged there too."
+        if privacy.ledger
+        else "No budget ledger was kept: another build from the same data adds its own ε and δ."
+    )
+    return [
+        f"The vector is (ε = {epsilon:.12g}, δ = {delta:.12g})-differentially private under the "
+        f"relation {privacy.relation}: what it reveals about {whose} is bounded by these two.",
+        f"If {change}, the probability of any outcome grows at most by the factor "
+        f"{_up(math.exp(min(epsilon, 700)), 2):g}, plus {delta:g}.",
+        f"Someone who sees the vector and may raise 5 % false alarms tells {question} at most "
+        f"{_up(100 * power, 2):g} % of the time.",
+        limit,
+        "Using the vector costs nothing more, however many questions are asked.",
+        budget,
+        "It holds towards those who get the vector; whoever built it has seen the records.",
+    ]
+
+
+_PAGE = """<!doctype html>
+<html lang="en"><meta charset="utf-8"><title>Statement of privacy</title>
+<style>
+ @page {{ size: A4; margin: 18mm }}
+ body {{ font: 11pt/1.45 Georgia, serif; max-width: 42em; margin: 2em auto; padding: 0 1em;
+        color: #111; background: #fff }}
+ h1 {{ font-size: 1.5em; margin: 0 0 .2em }} .sub {{ color: #555; margin: 0 0 1.2em }}
+ li {{ margin: .35em 0 }} .bad {{ color: #b00; font-weight: bold }}
+ table {{ border-collapse: collapse; width: 100%; font: 9.5pt/1.4 Arial, sans-serif }}
+ th {{ text-align: left; font-weight: normal; color: #555; white-space: nowrap;
+      padding: .15em 1em .15em 0; vertical-align: top }} td {{ overflow-wrap: anywhere }}
+ .sign {{ display: flex; gap: 2em; margin-top: 3.2em; font: 9pt Arial, sans-serif; color: #555 }}
+ .sign div {{ flex: 1; border-top: 1px solid #111; padding-top: .3em }}
+</style>
+<h1>Statement of privacy</h1>
+<p class="sub">for one private task vector, made {created} with dpmtv {version}</p>
+<ul>{lines}</ul>
+<h2>Checked</h2>
+<ul>{checked}</ul>
+<h2>Figures</h2>
+<table>{rows}</table>
+<div class="sign"><div>place and date</div><div>responsible for the data</div></div>
+"""
+
+
+def statement_page(certificate: Certificate, checked: Sequence[str]) -> str:
+    """One page to print: the statement, what `verify` recomputed, the figures, room to sign.
+
+    Args:
+        certificate: of the vector.
+        checked: the lines of a successful verification.
+    """
+    privacy, model = certificate.privacy, certificate.model
+    weights = f"{model.id} at {model.revision}" if model.id else f"weights {model.weights_sha256}"
+    rows = {
+        "model": f"{model.architecture}, {weights}",
+        "relation and unit": f"{privacy.relation}, per {privacy.unit}",
+        "released": f"{sum(map(len, privacy.released_heads))} of {sum(model.heads)} heads, "
+        f"{sum(privacy.block_sizes)} numbers; m = {privacy.chunks} chunks, K = {privacy.shots}",
+        "tensor file": f"SHA-256 {certificate.tensor_sha256}",
+    }
+    if privacy.delta is not None and privacy.mu is not None:
+        alarms = (0.01, 0.05, 0.1)
+        power = (f"{_up(100 * accounting.power_at(privacy.mu, a), 2):g} %" for a in alarms)
+        rows |= {
+            "price": f"ε = {privacy.epsilon:.12g}, δ = {privacy.delta:.12g}, "
+            f"μ = {_up(privacy.mu, 4):g}",
+            "an attacker finds": f"{', '.join(power)} at 1, 5 and 10 % false alarms",
+            "noise": f"{privacy.sampler}; {privacy.accountant}",
+            "budget ledger": privacy.ledger or "none",
+        }
+
+    def items(lines: Sequence[str]) -> str:
+        return "".join(
+            f"<li{' class=bad' if 'NOT PRIVATE' in line else ''}>{escape(line)}</li>"
+            for line in lines
+        )
+
+    return _PAGE.format(
+        created=certificate.created,
+        version=escape(certificate.product_version),
+        lines=items(statement(certificate)),
+        checked=items(checked),
+        rows="".join(f"<tr><th>{k}</th><td>{escape(str(v))}</td></tr>" for k, v in rows.items()),
+    )
+
+
+def _words(privacy: Privacy) -> tuple[str, str, str, str]:
+    """Whose data; what changes; what an attacker would like to tell; what is not covered."""
+    unit, per_unit = privacy.unit, privacy.per_unit
+    if privacy.relation is NeighbourRelation.ZERO_OUT:
+        change = "one whole chunk becomes the null vector"
+        return "the presence of a chunk", change, "whether a chunk was there", ""
+    if per_unit is None:
+        return (
+            "one record",
+            "one record is replaced by another",
+            "which of two versions of a record was used",
+            "The guarantee is per record: a person with several records is protected less.",
+        )
+    serve = f"At most {per_unit} record{'s' if per_unit > 1 else ''} of each were used"
+    limit = (
+        f"The guarantee is for everything of one {unit} together. {serve}. It holds as "
+        f"far as {unit} tells persons apart: whoever stands in the data under two values is "
+        "protected less."
+    )
+    if privacy.relation is NeighbourRelation.ADD_REMOVE:
+        return (
+            f"one {unit}, its presence included",
+            f"all records of one {unit} are added or removed",
+            f"whether the records of a given {unit} were used at all",
+            f"{limit} The number of {unit} values is private; declared was {privacy.population}.",
+        )
+    return (
+        f"all records of one {unit}",
+        f"all records of one {unit} are replaced by others",
+        f"which of two versions of the records of one {unit} was used",
+        limit,
+    )
+
+
+def _worth_under_replace_one(event: GaussianEvent, delta: float) -> str:
+    doubled = replace(event, delta2=2 * event.delta2)
+    epsilon = accounting.epsilon_of([doubled], delta)
+    if epsilon < math.inf:
+        worth = f"ε = {_up(epsilon, 4):g}"
+    else:  # the bound on the slack grows with e^ε and has used δ up
+        least = accounting.gaussian_epsilon(1 / accounting.gdp_mu(doubled), delta)
+        worth = f"an ε above {math.floor(least)}"
+    return (
+        "zero_out is the relation of the paper. It protects against a whole chunk becoming null, "
+        "not against one record being replaced by another: under replace_one the same noise "
+        f"gives {worth} at the same δ."
+    )
+
+
+def _up(value: float, digits: int) -> float:
+    """Rounded up, because privacy must not look better than it is."""
+    step: int = 10**digits
+    return math.ceil(value * step) / step

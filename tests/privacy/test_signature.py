@@ -1,0 +1,58 @@
+"""Only the officer's key signs, and only what was signed passes."""
+
+from __future__ import annotations
+
+import pytest
+from cryptography.hazmat.primitives import serialization as s
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+
+from dpmtv.errors import ArtifactError, UserError
+from dpmtv.privacy import signature
+
+TEXT = b'{"a": 1}\n'
+
+
+def write(folder, name, key):
+    """Private and public PEM files."""
+    private, public = folder / f"{name}.pem", folder / f"{name}.pub"
+    private.write_bytes(key.private_bytes(s.Encoding.PEM, s.PrivateFormat.PKCS8, s.NoEncryption()))
+    public.write_bytes(
+        key.public_key().public_bytes(s.Encoding.PEM, s.PublicFormat.SubjectPublicKeyInfo)
+    )
+    return private, public
+
+
+@pytest.fixture
+def keys(tmp_path):
+    return write(tmp_path, "officer", ed25519.Ed25519PrivateKey.generate())
+
+
+def test_a_signature_holds_for_these_bytes_and_this_key_alone(tmp_path, keys):
+    private, public = keys
+    text = signature.sign(TEXT, private)
+    signature.check(TEXT, text, public)
+    _, other = write(tmp_path, "other", ed25519.Ed25519PrivateKey.generate())
+    for bad in (
+        (TEXT + b" ", text, public),
+        (TEXT, text, other),
+        (TEXT, "00" * 64, public),
+        (TEXT, "no hexadecimal digits", public),
+        (TEXT, "", public),
+    ):
+        with pytest.raises(ArtifactError, match="not this officer's"):
+            signature.check(*bad)
+
+
+def test_keys_of_another_kind_are_refused(tmp_path, keys):
+    private, public = keys
+    curve, curve_public = write(tmp_path, "curve", ec.generate_private_key(ec.SECP256R1()))
+    with pytest.raises(UserError, match="not an Ed25519 key"):
+        signature.sign(TEXT, curve)
+    with pytest.raises(UserError, match="not an Ed25519 key"):
+        signature.check(TEXT, "00" * 64, curve_public)
+    with pytest.raises(UserError, match="PEM private key"):
+        signature.sign(TEXT, public)
+    with pytest.raises(UserError, match="PEM public key"):
+        signature.check(TEXT, "00" * 64, private)
+    with pytest.raises(UserError, match="PEM private key"):
+        signature.sign(TEXT, tmp_path / "absent")

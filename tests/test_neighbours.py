@@ -1,0 +1,32 @@
+"""Neighbours through the real build: never farther apart than certified, and as far as that.
+
+4,000 pairs each. Only the noise is left out, and the sums are compared as exact integers.
+"""
+
+from __future__ import annotations
+
+import pytest
+from tests import neighbours
+
+EVERYWHERE = {"full", "raise", "panic", "nan", "unreadable", "bad row", "surplus"}
+UNITS = {"over the cap", "all bad"}
+ADDED = UNITS | {"deficit", "empty", "pushed out"}
+
+
+@pytest.mark.parametrize(
+    ("case", "pairs", "situations"),
+    [
+        (neighbours.RECORD, 4000, EVERYWHERE),
+        (neighbours.PAPER, 4000, EVERYWHERE),
+        (neighbours.UNIT, 4000, EVERYWHERE | UNITS),
+        (neighbours.BIG_UNIT, 4000, EVERYWHERE | UNITS | {"deficit"}),
+        (neighbours.ADDED, 2000, EVERYWHERE | ADDED),
+        (neighbours.BIG_ADDED, 2000, EVERYWHERE | ADDED),
+    ],
+    ids=["record", "paper", "unit", "unit of 3 rows", "added", "added with 3 rows"],
+)
+def test_no_pair_is_farther_apart_than_certified_and_some_are_as_far(case, pairs, situations):
+    seen = neighbours.check_neighbours(case, pairs)
+    missing = {name for name in situations if seen[name] < 20}
+    assert not missing, "the pairs lack a situation that they are to show"
+    assert seen["changed"] > pairs / 5
