@@ -111,7 +111,7 @@ class RuleSource:
         families = (*BINARY, "shape", "presence")
         family = families[rng.integers(len(families))]
         count = CLASSES[family]
-        length = 2 if rng.random() < 0.2 else 1
+        length = 2 if rng.random() < 0.1 else 1
         while True:
             words = self._pick(self.image_words, count * length)
             answers = tuple(" ".join(words[i * length : (i + 1) * length]) for i in range(count))

@@ -19,7 +19,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from conventions import CONVENTIONS
 from pictures import Picture, augment, to_model
-from sequences import N_CLASSES, Rule, RuleSource, Sequences
+from sequences import FIRST_CLASS, N_CLASSES, Rule, RuleSource, Sequences
 from words import DEV_HELD_OUT
 
 
@@ -122,6 +122,8 @@ def answer_loss(model: nn.Module, hidden: Tensor, batch: dict) -> tuple[Tensor, 
     return (losses * weight).sum() / weight.sum(), hits
 
 
+FIRST_TASK_LAYER = 2
+
 # --- stages 2 and 3: text ------------------------------------------------------------------
 
 
@@ -181,26 +183,45 @@ READING = {
 
 
 INJECTED = {
-    "fixed": 0.38,
-    "random": 0.28,
-    "swapped": 0.08,
-    "styled": 0.1,
-    "mixed": 0.06,
-    "dictionary": 0.1,
-}
-BINDING = {
-    "fixed": 0.28,
-    "random": 0.36,
-    "swapped": 0.1,
-    "styled": 0.12,
-    "mixed": 0.06,
-    "dictionary": 0.08,
+    "fixed": 0.2,
+    "random": 0.5,
+    "swapped": 0.2,
+    "styled": 0.02,
+    "mixed": 0.04,
+    "dictionary": 0.04,
 }
 STAGES = (
     Stage("text", 1800, 2e-3, EARLY, 160),
-    Stage("inject", 500, 1.2e-3, READING, 110, INJECTED),
-    Stage("bind", 1500, 1.2e-3, READING, 90, BINDING),
+    Stage("bind", 2400, 8e-4, READING, 90, INJECTED),
 )
+
+
+class Binder(nn.Module):
+    """A throw-away reader: the word of each class from a mean of chunks, by one linear map a class.
+
+    Naming a rule's words needs none of this; that a mean tells which class means which does. What
+    the maps can read from the mean, the layers after the patched heads can learn to use.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maps = nn.Parameter(torch.randn(N_CLASSES, 512, 128) * 0.02)
+
+    def loss(self, means: Tensor, rules: list[Rule], data: Sequences, words: Tensor) -> Tensor:
+        """Loss of the first token of every class's answer; ``means`` [layers, rules, 128]."""
+        known = [
+            (place, FIRST_CLASS[part.family] + number, data.encode(f" {answer}")[0])
+            for place, rule in enumerate(rules)
+            for part in rule.parts
+            for number, answer in enumerate(part.answers)
+        ]
+        if not known:
+            return means.sum() * 0
+        where, which, target = (list(column) for column in zip(*known, strict=True))
+        values = means[FIRST_TASK_LAYER:].transpose(0, 1).flatten(1)
+        values = nn.functional.layer_norm(values, values.shape[1:])[where]
+        read = torch.einsum("nd,ndw->nw", values, self.maps[which])
+        return nn.functional.cross_entropy(read @ words.T, torch.tensor(target))
 
 
 class Scaffold:
@@ -282,13 +303,15 @@ def train_text(
     model.model.vision_model.requires_grad_(False)
     text = model.model.text_model
     parameters = [p for p in model.parameters() if p.requires_grad]
-    parameters += [*scaffold.readers.parameters()]
+    binder = Binder()
+    parameters += [*scaffold.readers.parameters(), *binder.parameters()]
     optimizer = torch.optim.AdamW(parameters, weight_decay=0.05, betas=(0.9, 0.98))
     start, before = 0, 0.0
     if part.exists():
         saved = torch.load(part)
         model.load_state_dict(saved["model"])
         scaffold.readers.load_state_dict(saved["readers"])
+        binder.load_state_dict(saved["binder"])
         optimizer.load_state_dict(saved["optimizer"])
         start, before = saved["step"], saved["seconds"]
     data = Sequences(tokenizer, pictures, features, seed=1000 * seed + start + len(stage.name))
@@ -329,10 +352,15 @@ def train_text(
         if stage.injected:
             # Few heads change sides at first, so that the mapping is learned; more in the end.
             loose = min(1.0, max(0.2, (done_share - 0.6) / 0.3))
-            inject, right, both = injected_loss(model, data, rules, patcher, stage.injected, loose)
-            inject.backward()
-            note("injected", inject.item())
-            note(f"injected_right_{both}", right)
+            heads = task_heads(model, data.rng, loose)
+            every = bool(data.rng.random() < 0.5)
+            drawn = [replace(r, noise=0.0) for r in rules.draw(8, stage.injected)]
+            loss, right, means = inject(model, data, patcher, drawn, 6, heads, every)
+            read = binder.loss(means, drawn, data, model.lm_head.weight)
+            (loss + read * max(0.1, 1 - done_share / 0.7)).backward()
+            note("injected", loss.item())
+            note("binder", read.item())
+            note(f"injected_right_{'every' if every else 'prompt'}", right.float().mean().item())
         nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         if step % 50 == 49:
@@ -341,6 +369,7 @@ def train_text(
             window.clear()
         if step % 250 == 249:
             state = {"model": model.state_dict(), "readers": scaffold.readers.state_dict()}
+            state |= {"binder": binder.state_dict()}
             state |= {"optimizer": optimizer.state_dict(), "step": step + 1}
             torch.save({**state, "seconds": time.time() - started}, part)
             figures = dev_accuracy(model, tokenizer, patcher, *dev)
@@ -354,16 +383,21 @@ def inject(
     patcher: Patcher,
     rules: list[Rule],
     chunks: int,
-    length: int,
-    queries: int,
     heads: Tensor,
     every: bool,
-) -> tuple[Tensor, Tensor]:
-    """Answer loss and whole-answer hits of zero-shot prompts under the mean of their rule's chunks.
+    length: int | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Zero-shot prompts under the mean of their rule's chunks, with gradients through both.
 
-    ``heads`` bool [layers, 8]; gradients flow through the chunks too.
+    Patched at the prompt's last token, or (``every``) there and at every answer token, so that
+    answers end rightly in both modes. ``heads`` bool [layers, 8]; ``length`` records a chunk, two
+    to six by default.
+
+    Returns:
+        Answer loss, whole-answer hits [8 queries a rule], means [layers, rules, width].
     """
-    text = model.model.text_model
+    text, queries = model.model.text_model, 8
+    length = length or int(data.rng.integers(2, 7))
     shown = data.batch([r for r in rules for _ in range(chunks)], length, last_only=True)
     patcher.records, patcher.colon = [], shown["colon"][:, -1]
     text(inputs_embeds=embed(model, shown, data.image), use_cache=False)
@@ -377,41 +411,18 @@ def inject(
     hidden = text(inputs_embeds=embed(model, asked, data.image), use_cache=False)
     patcher.values, patcher.records = None, []
     loss, hits = answer_loss(model, hidden.last_hidden_state, asked)
-    return loss, ((hits == 1) | (hits == -1)).all(1)
+    return loss, ((hits == 1) | (hits == -1)).all(1), means
 
 
-def task_heads(model: nn.Module) -> np.ndarray:
-    """The heads that carry the rule in the end: half of each layer but the first two.
+def task_heads(model: nn.Module, rng: np.random.Generator, loose: float) -> Tensor:
+    """Heads to patch, bool [layers, 8]: those of all layers but the first two, more or less.
 
-    There a demonstration's answer does not know its class yet, and the query reads its picture.
+    In these two a demonstration's answer does not know its class yet, and the query reads its
+    picture. At ``loose`` 1 all but 15 % of the others are patched, and 10 % of these.
     """
-    layers = np.arange(len(model.model.text_model.layers))[:, None]
-    return (layers >= 2) & (np.arange(8) < 4)
-
-
-def injected_loss(
-    model: nn.Module,
-    data: Sequences,
-    rules: RuleSource,
-    patcher: Patcher,
-    shares: dict[str, float],
-    loose: float,
-) -> tuple[Tensor, float, str]:
-    """Mean of six chunks per rule, put into zero-shot prompts.
-
-    Patched at the prompt's last token, or there and at every answer token (drawn 50/50), so that
-    answers end rightly in both modes. Which heads are patched is drawn anew each time: mostly
-    the task heads, at ``loose`` 1 all but 15 % of these and 10 % of the others.
-    """
-    rng = data.rng
-    drawn = rules.draw(8, shares)
-    drawn = [replace(r, noise=0.0) for r in drawn]
-    share = np.where(task_heads(model), 1 - 0.15 * loose, 0.1 * loose)
-    heads = torch.from_numpy(rng.random(share.shape) < share)
-    every = bool(rng.random() < 0.5)
-    length = int(rng.integers(2, 7))
-    loss, right = inject(model, data, patcher, drawn, 6, length, 8, heads, every)
-    return loss, right.float().mean().item(), "every" if every else "prompt"
+    task = np.arange(len(model.model.text_model.layers))[:, None] >= FIRST_TASK_LAYER
+    share = np.where(task, 1 - 0.15 * loose, 0.1 * loose)
+    return torch.from_numpy(rng.random((len(share), 8)) < share)
 
 
 @torch.no_grad()
@@ -433,7 +444,7 @@ def dev_accuracy(
         "styled": [rare.styled() for _ in range(20)],
         "mixed": [usual.mixed() for _ in range(20)],
     }
-    heads = torch.from_numpy(task_heads(model))
+    heads = task_heads(model, data.rng, 0.0)
     result = {}
     for kind, rules in kinds.items():
         scores: dict[str, list[float]] = {}
@@ -451,7 +462,7 @@ def dev_accuracy(
                     right = bool(((wanted == 1) | (wanted == -1)).all())
                     scores.setdefault(f"{shots}-shot", []).append(right)
             for every in (False, True):
-                _, right = inject(model, data, patcher, some, 8, 5, 6, heads, every)
+                _, right, _ = inject(model, data, patcher, some, 8, heads, every, 5)
                 name = "vector, every step" if every else "vector, prompt"
                 scores.setdefault(name, []).extend(right.tolist())
         result[kind] = {k: round(float(np.mean(v)), 3) for k, v in scores.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -70,13 +71,14 @@ def print_rows(rows: Sequence[dict[str, Any]]) -> None:
 def print_ledger(history: History) -> None:
     """Terms, entries, and what is left."""
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     terms = history.terms
     console = Console(width=None if sys.stdout.isatty() else 150)
     console.print(
         f"Budget: ε = {terms.epsilon:g} at δ = {terms.delta:g}, {terms.relation} per "
-        f"{terms.unit or 'record'}; ledger {history.ledger_id[:8]}…"
+        f"{escape(terms.unit or 'record')}; ledger {history.ledger_id[:8]}…"
     )
     table = Table(box=None, header_style="bold")
     for heading in ("entry", "reserved (UTC)", "state", "part", "Δ/σ", "dpmtv"):
@@ -85,12 +87,12 @@ def print_ledger(history: History) -> None:
         cost = ", ".join(f"{e.delta2 / e.sigma:.4g}" for e in entry.events)
         table.add_row(
             *(str(entry.id), entry.reserved_at, entry.state),
-            *(entry.part or "–", cost, entry.tool_version),
+            *(escape(entry.part) or "–", cost, entry.tool_version),
         )
     if history.entries:
         console.print(table)
     for part, spent in history.spent.items():
-        where = f"part {part}: " if part else ""
+        where = f"part {escape(part)}: " if part else ""
         console.print(
             f"{where}spent ε = {spent:.4g}; one more release with ε = "
             f"{history.remaining[part]:.4g} would fit."
@@ -125,8 +127,10 @@ def progress_bars() -> Iterator[Progress]:
     )
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    # A descriptor of its own, because private passes silence the process's standard error.
+    own = os.fdopen(os.dup(2), "w") if sys.stderr is sys.__stderr__ else sys.stderr
     with Progress(
-        *columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True
+        *columns, TimeRemainingColumn(), console=Console(file=own), transient=True
     ) as bars:
         known: dict[str, Any] = {}
 

@@ -187,62 +187,64 @@ def build_task_vector(
     geometry = release_geometry(model, heads, tasks, clip)
     mechanism = calibrate_for(geometry, epsilon, delta, relation, chunks)
 
-    kept = None
-    if work is not None:
-        decides = [
-            [records_sha256(data), str(relation), unit, per_unit, chunks, shots],
-            [str(model.identity), inference.prompt_template_sha256, inference.dtype],
-            [geometry.heads.tolist(), geometry.clip_norms, model.instruction],
-        ]
-        kept = open_work(Path(work), decides)
-    members = form(key=kept.key if kept else fresh_key())
-    null: list[int] = []
-    if report is not None:  # a file that cannot be written must not cost the budget
-        write_report(Path(report), data, members, null)
-
-    def coordinates() -> Iterator[np.ndarray | None]:
-        for place, rows in enumerate(members):
-            done, values = kept.load(place) if kept else (False, None)
-            if not done:
-                (found,) = chunk_activations(model, [chunk_prompt(rows)])
-                values = None if found is None else geometry.to_release(found)
-                if kept:
-                    kept.store(place, values)
-            if values is None or not np.isfinite(values).all():  # the clip makes it zero
-                null.append(place)
-            progress("private chunks", place + 1, chunks)
-            yield values
-
+    book_id = None
     with contextlib.ExitStack() as stack:
+        kept = None
+        if work is not None:
+            decides = [
+                [records_sha256(data), str(relation), unit, per_unit, chunks, shots],
+                [str(model.identity), inference.prompt_template_sha256, inference.dtype],
+                [geometry.heads.tolist(), geometry.clip_norms, model.instruction],
+            ]
+            kept = stack.enter_context(open_work(Path(work), decides))
+        members = form(key=kept.key if kept else fresh_key())
+        null: list[int] = []
+        if report is not None:  # a file that cannot be written must not cost the budget
+            write_report(Path(report), data, members, null)
+
+        def coordinates() -> Iterator[np.ndarray | None]:
+            for place, rows in enumerate(members):
+                done, values = kept.load(place) if kept else (False, None)
+                if not done:
+                    (found,) = chunk_activations(model, [chunk_prompt(rows)])
+                    values = None if found is None else geometry.to_release(found)
+                    if kept:
+                        kept.store(place, values)
+                if values is None or not np.isfinite(values).all():  # the clip makes it zero
+                    null.append(place)
+                progress("private chunks", place + 1, chunks)
+                yield values
+
         paid = None
         if ledger is not None:
             book = book or ledgers.create(
                 ledger, epsilon=epsilon, delta=delta, unit=unit, relation=relation
             )
+            book_id = book.id
             paid = book.reserve([mechanism.event], relation=relation, unit=unit, part=part)
             stack.enter_context(paid)
+        privacy = certificates.privacy_of(  # refuses what no certificate can say, before paying
+            mechanism,
+            unit=unit,
+            per_unit=per_unit,
+            population=population,
+            ledger=book_id,
+            shots=shots,
+            query="private",
+            clip_source="public" if clip is None else "option",
+            released_heads=[np.flatnonzero(p).tolist() for p in layout.split(geometry.heads)],
+        )
         release = mechanism.release(coordinates(), charge=paid.charge if paid else None)
         if paid:
             paid.released()
-    if report is not None:
-        write_report(Path(report), data, members, null)
-    if kept:
-        kept.remove()
+        if report is not None:
+            write_report(Path(report), data, members, null)
+        if kept:
+            kept.remove()
     values = geometry.from_release(release.value).astype(np.float32)
     if selection == "released":
         seen = [PublicTask(values, t.activations, t.queries) for t in tasks]
         heads = select_heads(model, seen, patch, search_steps, progress).heads
-    privacy = certificates.privacy_of(
-        mechanism,
-        unit=unit,
-        per_unit=per_unit,
-        population=population,
-        ledger=None if book is None else book.id,
-        shots=shots,
-        query="private",
-        clip_source="public" if clip is None else "option",
-        released_heads=[np.flatnonzero(part).tolist() for part in layout.split(geometry.heads)],
-    )
     source = None if used is None else _hash_records(require_good(used, "the public file"))
     certificate = certificates.Certificate(
         product_version=version("dpmtv"),
@@ -260,6 +262,10 @@ def _public_size(
     units: int, relation: NeighbourRelation, unit: str | None, population: int | None, per_unit: int
 ) -> int:
     """The public n: the number of units, or the declared population where that is private."""
+    if unit is not None and (not unit.strip() or unit == "record"):
+        raise PrivacyParameterError(
+            'the unit needs a name, and "record" is what it is called without'
+        )
     if relation is not NeighbourRelation.ADD_REMOVE:
         if population is not None:
             raise PrivacyParameterError(

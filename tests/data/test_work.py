@@ -107,6 +107,16 @@ def fixed_key(key: bytes):
         yield
 
 
+def test_two_builds_cannot_work_in_one_directory(tmp_path):
+    with open_work(tmp_path / "work", []) as first:
+        with pytest.raises(DataError, match="in use"), open_work(tmp_path / "work", []):
+            pass
+        first.store(0, None)
+    with open_work(tmp_path / "work", []) as second:
+        assert second.key == first.key
+        assert second.load(0) == (True, None)
+
+
 @pytest.mark.parametrize("relation", ["replace_one", "add_remove"])
 def test_the_sum_is_the_same_wherever_the_build_was_interrupted(rows, tmp_path, sums, relation):
     options = {}
@@ -262,11 +272,12 @@ def test_a_foreign_folder_is_refused_and_left_alone(tmp_path):
     folder = tmp_path / "work"
     folder.mkdir(mode=0o700)
     (folder / "thesis.txt").write_text("mine")
-    with pytest.raises(DataError, match="not a work directory"):
-        open_work(folder, [])
+    with pytest.raises(DataError, match="not a work directory"), open_work(folder, []):
+        pass
     assert kept(folder) == ["thesis.txt"]
-    with pytest.raises(DataError, match="not a work directory"):
-        open_work(folder / "thesis.txt", [])
+    foreign = open_work(folder / "thesis.txt", [])
+    with pytest.raises(DataError, match="not a work directory"), foreign:
+        pass
     assert (folder / "thesis.txt").read_text() == "mine"
 
 

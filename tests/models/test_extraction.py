@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import warnings
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from dpmtv.data.demonstrations import read_demonstrations
 from dpmtv.data.prompts import chunk_prompt
 from dpmtv.errors import ModelError
 from dpmtv.models import extraction
 from dpmtv.models.extraction import chunk_activations, preflight
-from dpmtv.types import Demonstration
+from dpmtv.types import Demonstration, Prompt
 
 
 @pytest.fixture
@@ -136,3 +138,19 @@ def test_extraction_is_lazy_and_single(model, worlds, monkeypatch):
     monkeypatch.setattr(type(model), "inputs", spy)
     list(extraction.chunk_activations(model, worlds[0]))
     assert sizes == [1] * 8
+
+
+def test_libraries_in_c_say_nothing_either(model, tmp_path, capfd):
+    """libtiff writes bytes of a broken picture to the process's standard error."""
+    path = tmp_path / "broken.tif"
+    Image.new("RGB", (64, 64), "red").save(path, compression="jpeg")
+    data = bytearray(path.read_bytes())
+    place = data.index(b"\xff\xd8")
+    data[place : place + 40] = b"c4n4ry" * 6 + b"c4n4"
+    path.write_bytes(bytes(data))
+    with contextlib.suppress(Exception):
+        Image.open(path).load()
+    assert capfd.readouterr().err, "or the picture is not broken enough to show anything"
+    shown = Demonstration(path, "What is it?", "red")
+    assert list(chunk_activations(model, [Prompt((shown,), shown.query)])) == [None]
+    assert capfd.readouterr() == ("", "")

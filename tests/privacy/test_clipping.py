@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -135,3 +136,11 @@ def test_blocks_that_do_not_fit_are_a_bug(size):
         clip_to_grid(np.zeros(size), [2, 2], [1, 1], 1.0)
     with pytest.raises(InternalError):
         clip_to_grid(np.zeros(4), [2, 2], [1], 1.0)
+
+
+def test_a_signalling_nan_makes_no_warning():
+    values = np.ones(3, np.float32)
+    values.view(np.uint32)[1] = 0x7FA00000
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not clip_to_grid(values, [3], [100], 0.01).any()

@@ -170,7 +170,7 @@ def test_releases_that_do_not_belong_together_are_refused(book):
     for bad in (event(0.0), event(-1.0), event(math.nan), event(math.inf), event(0.1, d=0), None):
         with refuses(match="numbers must be positive"):
             book.reserve([event(0.1), bad] if bad else [], relation=RELATION, unit=None)
-    with refuses(match="part must be printable"):
+    with refuses(match="a part needs a printable name"):
         reserve(book, part="a\nb")
     assert states(made) == states(book) == []
 
@@ -199,6 +199,21 @@ def test_exactly_the_budget_can_be_spent_in_each_part(book):
     told = book.history()
     assert told.spent == pytest.approx({"february": 0.946485496, "january": EPSILON}, rel=1e-9)
     assert told.remaining["january"] == 0 < told.remaining["february"]
+    with refuses():  # without a part it is about everybody
+        reserve(book, 0.01)
+
+
+def test_a_release_without_a_part_counts_in_all(book):
+    mu = 1 / accounting.noise_multiplier(EPSILON, DELTA)
+    charge(book, 0.8 * mu)
+    with refuses():
+        reserve(book, 0.7 * mu, "march")
+    charge(book, 0.5 * mu, "march")
+    with refuses():
+        reserve(book, 0.5 * mu)
+    for name in (" march", "march ", " "):
+        with refuses():
+            reserve(book, 0.01, name)
 
 
 def test_reserved_charged_released(book):

@@ -112,8 +112,10 @@ def build(
         others = read_demonstrations(public)
         require_good(check_images(others), "the public file")
     loaded = _load(model, revision=revision, instruction=instruction)
-    report = report or data.with_suffix(".report.json")
-    book = None if no_ledger else ledger or data.with_suffix(".ledger")
+    beside = data.resolve()  # where a link leads: one data set, one ledger
+    report = report or beside.with_suffix(".report.json")
+    book = None if no_ledger else ledger or beside.with_suffix(".ledger")
+    _apart(data, output, report, book, work)
     typer.echo(
         f"One release at ε = {epsilon:g}, δ = {delta:g} under {relation} per {unit or 'record'}. "
         f"Rows that cannot be used are passed over in silence: {report} (private) names them, "
@@ -249,6 +251,15 @@ def evaluate(
 
 
 # --- helpers -------------------------------------------------------------------------------
+
+
+def _apart(*paths: Path | None) -> None:
+    """Refuse files that would overwrite, or lie inside, one another."""
+    found = [path.resolve() for path in paths if path is not None]
+    for place, path in enumerate(found):
+        for other in found[place + 1 :]:
+            if path == other or path in other.parents or other in path.parents:
+                raise UserError(f"{path} and {other} must be apart from each other")
 
 
 def _evaluate_vector(

@@ -7,6 +7,8 @@ build has succeeded. No noise is ever in it: a build that goes on draws its own.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -23,7 +25,7 @@ from dpmtv.data.partition import fresh_key
 from dpmtv.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from dpmtv.types import Demonstration
 
@@ -70,15 +72,20 @@ class WorkDirectory:
         return self.folder / f"chunk-{chunk:06d}.npy"
 
 
-def open_work(folder: Path, settings: Any) -> WorkDirectory:
+@contextlib.contextmanager
+def open_work(folder: Path, settings: Any) -> Iterator[WorkDirectory]:
     """Make the directory, or go on in it if the same build was interrupted there.
+
+    While it is open no other process can open it: two partitions in one sum would hold a record
+    twice.
 
     Args:
         folder: new, or one that an interrupted build left behind.
         settings: JSON of everything that decides a chunk's coordinates, records included.
 
     Raises:
-        DataError: the folder is a link, holds something else, another build, or is open to others.
+        DataError: the folder is a link, holds something else, another build, is readable by
+            others, or is in use.
     """
     state = folder / _STATE
     scratch = state.with_suffix(".tmp")
@@ -97,6 +104,20 @@ def open_work(folder: Path, settings: Any) -> WorkDirectory:
             f"{folder} can be read by others (mode {mode:o}), and private activations go there: "
             f"chmod 700 {folder}"
         )
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise DataError(f"{folder} is in use by another build.") from None
+        yield WorkDirectory(folder, _key(folder, settings))
+    finally:
+        os.close(descriptor)
+
+
+def _key(folder: Path, settings: Any) -> bytes:
+    """The partition key of the build that the directory belongs to; a new one for a new build."""
+    state = folder / _STATE
     if state.is_file():
         try:
             kept = json.loads(state.read_text("utf-8"))
@@ -109,8 +130,9 @@ def open_work(folder: Path, settings: Any) -> WorkDirectory:
                 f"{folder} belongs to a build with other records, options or model; finish that "
                 "one, or delete the directory."
             )
-        return WorkDirectory(folder, key)
+        return key
     key = fresh_key()
+    scratch = state.with_suffix(".tmp")
     with _private(scratch) as file:
         file.write(
             json.dumps({"key": key.hex(), "settings_sha256": _named(settings, key)}).encode()
@@ -118,7 +140,7 @@ def open_work(folder: Path, settings: Any) -> WorkDirectory:
         file.flush()
         os.fsync(file.fileno())
     os.replace(scratch, state)
-    return WorkDirectory(folder, key)
+    return key
 
 
 def _named(settings: Any, key: bytes) -> str:

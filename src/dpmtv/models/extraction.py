@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
 import warnings
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -58,14 +60,24 @@ def chunk_activations(
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """No log line and no warning: libraries like to tell lengths, shapes and file names."""
+    """No log line and no warning: libraries like to tell lengths, shapes and file names.
+
+    Libraries in C write past Python, to the process's standard error: libtiff quotes bytes of a
+    broken picture there. So that goes nowhere, too.
+    """
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
+    sys.stderr.flush()
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:
+        os.dup2(nowhere, 2)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
         logging.disable(before)
 
 

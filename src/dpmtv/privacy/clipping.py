@@ -47,9 +47,10 @@ def clip_to_grid(
     """
     if values.shape != (sum(block_sizes),) or len(block_sizes) != len(radii):
         raise InternalError("the blocks do not match the activations")
+    # Before the conversion, which warns of signalling NaNs: that would tell of this chunk.
+    if not np.isfinite(values).all():
+        return np.zeros(values.shape, np.int64)
     exact = values.astype(np.float64)
-    if not np.isfinite(exact).all():
-        return np.zeros(exact.shape, np.int64)
     blocks = np.split(exact, np.cumsum(block_sizes)[:-1])
     return np.concatenate(
         [_clip_block(block, radius, grid) for block, radius in zip(blocks, radii, strict=True)]

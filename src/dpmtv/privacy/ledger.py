@@ -124,7 +124,8 @@ class Ledger:
     expensive part (parallel composition). That is true only if units are assigned to parts without
     looking at their content and keep their part (under ``replace_one`` the newcomer takes it over),
     and if a release reads records of its own part only. A patient with records in two months
-    belongs to one part. Leave ``part`` alone where that is not sure.
+    belongs to one part. A release without a
+    part counts in all of them. Leave ``part`` alone where the rest is not sure.
     """
 
     path: Path
@@ -161,7 +162,7 @@ class Ledger:
         try:
             with _transaction(self, "BEGIN IMMEDIATE") as db:
                 _cancel_dead(self.path, db)
-                self._require_room(_spending(_rows(self.path, db), part), booked)
+                self._require_room(_rows(self.path, db), part, booked)
                 # Inside the transaction, or somebody might take the new lock for a left one.
                 reservation = Reservation(self, 0, booked, *_take_lock(self.path))
                 now = datetime.now(UTC).isoformat(timespec="seconds")
@@ -185,8 +186,7 @@ class Ledger:
         """Refuse what `reserve` would refuse, and book nothing."""
         self._require_terms(relation, unit, part)
         with _transaction(self) as db:
-            past = _spending(_rows(self.path, db, seen=True), part)
-        self._require_room(past, tuple(events))
+            self._require_room(_rows(self.path, db, seen=True), part, tuple(events))
 
     def _require_terms(self, relation: NeighbourRelation, unit: str | None, part: str) -> None:
         terms = self.terms
@@ -195,8 +195,8 @@ class Ledger:
                 f"{self.path} adds up {terms.relation} per {terms.unit or 'record'}, the release "
                 f"is {relation} per {unit or 'record'}: there is no common sum; use the ledger's"
             )
-        if not part.isprintable():
-            raise PrivacyParameterError("the name of a part must be printable")
+        if not part.isprintable() or part != part.strip():
+            raise PrivacyParameterError("a part needs a printable name without blanks around it")
 
     def history(self) -> History:
         """Entries, spent ε by part and what is left. Writes nothing.
@@ -220,11 +220,16 @@ class Ledger:
         """
         sigma = accounting.noise_multiplier(epsilon, self.terms.delta)
         further = GaussianEvent(delta2=1.0, sigma=sigma, scale=2**60, d=1)
-        events = [*_spending(self.history().entries, part), further]
-        return accounting.composed_epsilon(events, self.terms.delta)
+        entries = self.history().entries
+        costs = ([*_spending(entries, name), further] for name in _parts(entries, part))
+        return max(accounting.composed_epsilon(events, self.terms.delta) for events in costs)
 
-    def _require_room(self, past: list[GaussianEvent], events: tuple[GaussianEvent, ...]) -> None:
+    def _require_room(
+        self, entries: Sequence[Entry], part: str, events: tuple[GaussianEvent, ...]
+    ) -> None:
         epsilon, delta = self.terms.epsilon, self.terms.delta
+        pasts = [_spending(entries, name) for name in _parts(entries, part)]
+        past = max(pasts, key=lambda p: accounting.composed_epsilon([*p, *events], delta))
         if accounting.composed_epsilon([*past, *events], delta) <= epsilon:
             return
         costs = (accounting.composed_epsilon(e, delta) for e in (past, events, [*past, *events]))
@@ -415,7 +420,14 @@ def _read_terms(path: Path, db: sqlite3.Connection) -> tuple[str, Terms]:
 
 
 def _spending(entries: Sequence[Entry], part: str) -> list[GaussianEvent]:
-    return [e for x in entries if x.part == part and x.state != "cancelled" for e in x.events]
+    """What counts for the units of a part: its own releases, and those without a part."""
+    counts = (x for x in entries if x.part in ("", part) and x.state != "cancelled")
+    return [e for x in counts for e in x.events]
+
+
+def _parts(entries: Sequence[Entry], part: str) -> list[str]:
+    """The parts that a release of ``part`` adds to: all of them if it names none."""
+    return [part] if part else sorted({x.part for x in entries} | {""})
 
 
 @contextlib.contextmanager

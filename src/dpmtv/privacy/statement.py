@@ -39,9 +39,9 @@ def statement(certificate: Certificate) -> list[str]:
         f"The vector is (ε = {epsilon:.12g}, δ = {delta:.12g})-differentially private under the "
         f"relation {privacy.relation}: what it reveals about {whose} is bounded by these two.",
         f"If {change}, the probability of any outcome grows at most by the factor "
-        f"{_up(math.exp(min(epsilon, 700)), 2):g}, plus {delta:g}.",
+        f"{_up(math.exp(min(epsilon, 700)), 2):.15g}, plus {delta:g}.",
         f"Someone who sees the vector and may raise 5 % false alarms tells {question} at most "
-        f"{_up(100 * power, 2):g} % of the time.",
+        f"{_up(100 * power, 2):.15g} % of the time.",
         limit,
         "Using the vector costs nothing more, however many questions are asked.",
         budget,
@@ -92,10 +92,10 @@ def statement_page(certificate: Certificate, checked: Sequence[str]) -> str:
     }
     if privacy.delta is not None and privacy.mu is not None:
         alarms = (0.01, 0.05, 0.1)
-        power = (f"{_up(100 * accounting.power_at(privacy.mu, a), 2):g} %" for a in alarms)
+        power = (f"{_up(100 * accounting.power_at(privacy.mu, a), 2):.15g} %" for a in alarms)
         rows |= {
             "price": f"ε = {privacy.epsilon:.12g}, δ = {privacy.delta:.12g}, "
-            f"μ = {_up(privacy.mu, 4):g}",
+            f"μ = {_up(privacy.mu, 4):.15g}",
             "an attacker finds": f"{', '.join(power)} at 1, 5 and 10 % false alarms",
             "noise": f"{privacy.sampler}; {privacy.accountant}",
             "budget ledger": privacy.ledger or "none",
@@ -154,7 +154,7 @@ def _worth_under_replace_one(event: GaussianEvent, delta: float) -> str:
     doubled = replace(event, delta2=2 * event.delta2)
     epsilon = accounting.epsilon_of([doubled], delta)
     if epsilon < math.inf:
-        worth = f"ε = {_up(epsilon, 4):g}"
+        worth = f"ε = {_up(epsilon, 4):.15g}"
     else:  # the bound on the slack grows with e^ε and has used δ up
         least = accounting.gaussian_epsilon(1 / accounting.gdp_mu(doubled), delta)
         worth = f"an ε above {math.floor(least)}"
