@@ -192,20 +192,22 @@ INJECTED = {
 }
 STAGES = (
     Stage("text", 1800, 2e-3, EARLY, 160),
-    Stage("bind", 2400, 8e-4, READING, 90, INJECTED),
+    Stage("bind", 2400, 7e-4, READING, 90, INJECTED),
 )
 
 
 class Binder(nn.Module):
     """A throw-away reader: the word of each class from a mean of chunks, by one linear map a class.
 
-    Naming a rule's words needs none of this; that a mean tells which class means which does. What
-    the maps can read from the mean, the layers after the patched heads can learn to use.
+    Naming a rule's words needs none of this; that a mean tells which class means which does. It
+    reads one layer, so that the layers behind it can learn to use what it finds.
     """
+
+    LAYER = 3
 
     def __init__(self) -> None:
         super().__init__()
-        self.maps = nn.Parameter(torch.randn(N_CLASSES, 512, 128) * 0.02)
+        self.maps = nn.Parameter(torch.randn(N_CLASSES, 128, 128) * 0.02)
 
     def loss(self, means: Tensor, rules: list[Rule], data: Sequences, words: Tensor) -> Tensor:
         """Loss of the first token of every class's answer; ``means`` [layers, rules, 128]."""
@@ -218,7 +220,7 @@ class Binder(nn.Module):
         if not known:
             return means.sum() * 0
         where, which, target = (list(column) for column in zip(*known, strict=True))
-        values = means[FIRST_TASK_LAYER:].transpose(0, 1).flatten(1)
+        values = means[self.LAYER]
         values = nn.functional.layer_norm(values, values.shape[1:])[where]
         read = torch.einsum("nd,ndw->nw", values, self.maps[which])
         return nn.functional.cross_entropy(read @ words.T, torch.tensor(target))
