@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -128,10 +128,13 @@ def progress_bars() -> Iterator[Progress]:
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     # A descriptor of its own, because private passes silence the process's standard error.
-    own = os.fdopen(os.dup(2), "w") if sys.stderr is sys.__stderr__ else sys.stderr
-    with Progress(
-        *columns, TimeRemainingColumn(), console=Console(file=own), transient=True
-    ) as bars:
+    real = sys.stderr is sys.__stderr__
+    with (
+        os.fdopen(os.dup(2), "w") if real else nullcontext(sys.stderr) as own,
+        Progress(
+            *columns, TimeRemainingColumn(), console=Console(file=own), transient=True
+        ) as bars,
+    ):
         known: dict[str, Any] = {}
 
         def report(what: str, done: int, total: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import warnings
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -20,7 +21,7 @@ from dpmtv.data.demonstrations import BadRow, require_good
 from dpmtv.data.partition import fresh_key, partition
 from dpmtv.data.prompts import chunk_prompt
 from dpmtv.data.work import open_work, records_sha256, write_report
-from dpmtv.errors import DataError, PrivacyParameterError
+from dpmtv.errors import DataError, LedgerError, PrivacyParameterError
 from dpmtv.geometry import ReleaseGeometry, geometry_from_public, geometry_with_clip
 from dpmtv.head_selection import Selection, reinforce
 from dpmtv.models.extraction import chunk_activations, preflight
@@ -214,6 +215,8 @@ def build_task_vector(
                     null.append(place)
                 progress("private chunks", place + 1, chunks)
                 yield values
+            if report is not None:
+                write_report(Path(report), data, members, null)
 
         paid = None
         if ledger is not None:
@@ -235,12 +238,20 @@ def build_task_vector(
             released_heads=[np.flatnonzero(p).tolist() for p in layout.split(geometry.heads)],
         )
         release = mechanism.release(coordinates(), charge=paid.charge if paid else None)
-        if paid:
-            paid.released()
-        if report is not None:
-            write_report(Path(report), data, members, null)
-        if kept:
-            kept.remove()
+        # The vector is paid for: what cannot be written now must not lose it.
+        try:
+            if paid:
+                paid.released()
+        except LedgerError:
+            warnings.warn("the ledger could not note the release; it counts as lost", stacklevel=2)
+        try:
+            if kept:
+                kept.remove()
+        except OSError:
+            warnings.warn(
+                "the work directory could not be deleted; it holds private activations",
+                stacklevel=2,
+            )
     values = geometry.from_release(release.value).astype(np.float32)
     if selection == "released":
         seen = [PublicTask(values, t.activations, t.queries) for t in tasks]

@@ -74,9 +74,8 @@ def audit_mechanism(
 ) -> MechanismAudit:
     """Build again and again from two made-up neighbouring files, and compare with the certificate.
 
-    It tests the installed code and needs no data. With 1,000 builds a world it took 6 minutes on
-    one busy core, of which 57 s were computing and most others the ledger's waiting for the disk;
-    1 minute in memory.
+    It tests the installed code and needs no data. With 1,000 builds a world it takes one to six
+    minutes on one core: 40 to 60 s of computing, the rest is the ledger's waiting for the disk.
 
     Args:
         relation: which change the two files differ by.
