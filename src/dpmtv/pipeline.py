@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
+from PIL import Image
 
 from dpmtv.artifact import TaskVector, tensor_bytes
 from dpmtv.data.chunks import form_chunks, rows_of_units, units_in_a_chunk
@@ -452,8 +453,10 @@ def _hash_records(records: Sequence[Demonstration]) -> str:
     for record in records:
         text = json.dumps([record.question, record.answer, record.task], ensure_ascii=False)
         digest.update(text.encode() + b"\0")
-        if isinstance(record.image, str | Path):
-            digest.update(hashlib.sha256(Path(record.image).read_bytes()).digest())
-        else:
-            digest.update(record.image.tobytes())
+        for image in record.images:
+            if isinstance(image, str | Path):
+                data = Path(image).read_bytes()
+            else:
+                data = image.tobytes() if isinstance(image, Image.Image) else image.read()
+            digest.update(hashlib.sha256(data).digest())
     return digest.hexdigest()

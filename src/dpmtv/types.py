@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -13,12 +13,32 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
+class StoredImage(Protocol):
+    """An image that lies inside another file: a row of a Parquet file, a data URI in a line."""
+
+    @property
+    def place(self) -> tuple[str | int, ...]:
+        """Where it lies: the outer file with its size and date, and the place inside."""
+
+    def read(self) -> bytes:
+        """The bytes of the image file, read anew at every call; OSError or ValueError if not."""
+
+
+ImageSource: TypeAlias = "Path | str | Image | StoredImage"
+Images: TypeAlias = "ImageSource | tuple[ImageSource, ...]"
+
+
 @dataclass(frozen=True)
 class Query:
-    """An image and a question, without an answer. Its content never shows in ``repr``."""
+    """An image (or several) and a question, without an answer. Never shows content in ``repr``."""
 
-    image: Path | str | Image = field(repr=False)
+    image: Images = field(repr=False)
     question: str = field(repr=False)
+
+    @property
+    def images(self) -> tuple[ImageSource, ...]:
+        """The images in order, also where there is only one."""
+        return self.image if isinstance(self.image, tuple) else (self.image,)
 
 
 @dataclass(frozen=True)
@@ -28,13 +48,21 @@ class Demonstration:
     ``task`` is for public files that hold several answer rules: records with the same value
     were answered by the same rule. It is never read from a private record. ``unit`` names whom
     the record belongs to (a person, a client, a document), where units are protected.
+    ``accepted`` are all answers that count as right when this record is a test question; empty
+    means ``answer`` alone.
     """
 
-    image: Path | str | Image = field(repr=False)
+    image: Images = field(repr=False)
     question: str = field(repr=False)
     answer: str = field(repr=False)
     task: str | None = field(default=None, repr=False)
     unit: str | None = field(default=None, repr=False)
+    accepted: tuple[str, ...] = field(default=(), repr=False)
+
+    @property
+    def images(self) -> tuple[ImageSource, ...]:
+        """The images in order, also where there is only one."""
+        return self.query.images
 
     @property
     def query(self) -> Query:

@@ -16,6 +16,8 @@ from dpmtv.types import Demonstration
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from dpmtv.types import ImageSource
+
 _SHOWN = 10  # bad rows that a message lists
 
 
@@ -155,26 +157,25 @@ def check_images(rows: Sequence[Demonstration | BadRow]) -> list[BadRow]:
     Args:
         rows: all rows of a file, in order, as `read_demonstrations` gives them.
     """
-    readable: dict[Path | str | int, bool] = {}  # one image often serves many questions
+    readable: dict[object, bool] = {}  # one image often serves many questions
     bad = []
     for number, row in enumerate(rows, start=1):
         if isinstance(row, BadRow):
             bad.append(row)
-            continue
-        key = row.image if isinstance(row.image, Path | str) else id(row.image)
-        if key not in readable:
-            readable[key] = _is_readable(row)
-        if not readable[key]:
+        elif not all([_is_readable(image, readable) for image in row.images]):
             bad.append(BadRow(number, "image unreadable"))
     return bad
 
 
-def _is_readable(row: Demonstration) -> bool:
-    try:
-        load_image(row.image)
-    except UnreadableImage:
-        return False
-    return True
+def _is_readable(image: ImageSource, known: dict[object, bool]) -> bool:
+    key = image if isinstance(image, Path | str) else getattr(image, "place", id(image))
+    if key not in known:
+        try:
+            load_image(image)
+            known[key] = True
+        except UnreadableImage:
+            known[key] = False
+    return known[key]
 
 
 def require_good(rows: Sequence[Demonstration | BadRow], what: str) -> list[Demonstration]:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import os
 import warnings
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import Image
 
 from dpmtv.errors import DataError
+
+if TYPE_CHECKING:
+    from dpmtv.types import ImageSource
 
 MAX_PIXELS = 100_000_000
 """Larger images are refused from their header, before anything is decoded."""
@@ -40,7 +45,7 @@ class UnreadableImage(DataError):  # noqa: N818 - it names the image, not the fa
         )
 
 
-def load_image(source: Path | str | Image.Image) -> Image.Image:
+def load_image(source: ImageSource) -> Image.Image:
     """Open an image as upright RGB, 8 bits a channel, free of metadata.
 
     Animations and documents give their first frame. The EXIF orientation is applied. Transparent
@@ -51,7 +56,8 @@ def load_image(source: Path | str | Image.Image) -> Image.Image:
     negative pixel, or one above 65535, the range from smallest to largest becomes black to white.
 
     Args:
-        source: path of a file, or an open image, which stays as it is.
+        source: path of a file, an image inside another file, or an open image, which stays as it
+            is.
 
     Raises:
         UnreadableImage: for every failure, with one message and without the cause, because what
@@ -63,13 +69,16 @@ def load_image(source: Path | str | Image.Image) -> Image.Image:
     return image
 
 
-def _attempt(source: Path | str | Image.Image) -> Image.Image | None:
+def _attempt(source: ImageSource) -> Image.Image | None:
     try:
         # Pillow's warnings tell of the file's inside; what matters among them is checked here.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             if isinstance(source, Image.Image):
                 return _upright_rgb(source)
+            if not isinstance(source, str | Path):
+                with Image.open(io.BytesIO(source.read()), formats=FORMATS) as image:
+                    return _upright_rgb(image)
             if not os.path.isfile(source):  # a pipe would wait for ever
                 return None
             with open(source, "rb") as file, Image.open(file, formats=FORMATS) as image:

@@ -10,11 +10,9 @@ from dpmtv.types import Demonstration, Prompt, Query
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
-
-    from PIL.Image import Image
 
     from dpmtv.data.demonstrations import BadRow
+    from dpmtv.types import ImageSource
 
 
 def chunk_prompt(
@@ -43,7 +41,7 @@ def chunk_prompt(
 def to_messages(prompt: Prompt, instruction: str = "") -> list[dict[str, Any]]:
     """Chat messages in the Hugging Face form, with a place for each of `prompt_images`.
 
-    Every user turn is an image, then the question, with the instruction on its own line; every
+    Every user turn is its images, then the question, with the instruction on its own line; every
     demonstration's answer is an assistant turn; the query is the last user turn.
     """
     messages = []
@@ -57,15 +55,18 @@ def to_messages(prompt: Prompt, instruction: str = "") -> list[dict[str, Any]]:
 def to_text(prompt: Prompt, image_token: str, instruction: str = "") -> str:
     """The same prompt as one string, for processors without a chat template."""
     shown = "".join(
-        f"{image_token}Question: {_asked(d.query, instruction)} Answer: {d.answer.strip()}\n"
+        f"{_places(d.query, image_token)}Question: {_asked(d.query, instruction)} "
+        f"Answer: {d.answer.strip()}\n"
         for d in prompt.demonstrations
     )
-    return f"{shown}{image_token}Question: {_asked(prompt.query, instruction)} Answer:"
+    places = _places(prompt.query, image_token)
+    return f"{shown}{places}Question: {_asked(prompt.query, instruction)} Answer:"
 
 
-def prompt_images(prompt: Prompt) -> list[Path | str | Image]:
+def prompt_images(prompt: Prompt) -> list[ImageSource]:
     """The images of a prompt in the order of their places."""
-    return [*(d.image for d in prompt.demonstrations), prompt.query.image]
+    queries = [*(d.query for d in prompt.demonstrations), prompt.query]
+    return [image for query in queries for image in query.images]
 
 
 def template_sha256(instruction: str, chat_template: str | None) -> str:
@@ -89,7 +90,11 @@ def template_sha256(instruction: str, chat_template: str | None) -> str:
 
 def _user(query: Query, instruction: str) -> dict[str, Any]:
     text = {"type": "text", "text": _asked(query, instruction)}
-    return {"role": "user", "content": [{"type": "image"}, text]}
+    return {"role": "user", "content": [*({"type": "image"} for _ in query.images), text]}
+
+
+def _places(query: Query, image_token: str) -> str:
+    return image_token * len(query.images)
 
 
 def _asked(query: Query, instruction: str) -> str:

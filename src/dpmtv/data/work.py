@@ -155,7 +155,7 @@ def records_sha256(rows: Sequence[Demonstration | BadRow]) -> str:
         if isinstance(row, BadRow):
             named: list[Any] = [row.row, row.reason, row.unit]
         else:
-            named = [row.question, row.answer, row.unit, *_image(row.image)]
+            named = [row.question, row.answer, row.unit, *map(_image, row.images)]
         digest.update(json.dumps(named).encode() + b"\0")
     return digest.hexdigest()
 
@@ -166,6 +166,8 @@ def _image(image: Any) -> list[Any]:
         if isinstance(image, str | Path):
             found = os.stat(image)
             return [str(image), found.st_size, found.st_mtime_ns]
+        if hasattr(image, "place"):
+            return [*image.place]
         return [image.mode, image.size, hashlib.sha256(image.tobytes()).hexdigest()]
     except Exception:  # a null character in a path; decoders raise nearly anything
         return [str(image) if isinstance(image, str | Path) else "unreadable"]
