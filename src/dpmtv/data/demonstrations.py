@@ -162,7 +162,7 @@ def check_images(rows: Sequence[Demonstration | BadRow]) -> list[BadRow]:
     for number, row in enumerate(rows, start=1):
         if isinstance(row, BadRow):
             bad.append(row)
-        elif not all([_is_readable(image, readable) for image in row.images]):
+        elif not all(_is_readable(image, readable) for image in row.images):
             bad.append(BadRow(number, "image unreadable"))
     return bad
 
