@@ -10,11 +10,13 @@ from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dpmtv.data.check import DataReport, Spread
     from dpmtv.pipeline import Progress
     from dpmtv.privacy.ledger import History
 
 
 _MOST_COLUMNS = 6
+_MOST_PLACES = 10
 
 
 def print_json(value: Any) -> None:
@@ -97,6 +99,65 @@ def print_ledger(history: History) -> None:
             f"{where}spent ε = {spent:.4g}; one more release with ε = "
             f"{history.remaining[part]:.4g} would fit."
         )
+
+
+def print_data_report(report: DataReport, files: Sequence[tuple[str, str]]) -> None:
+    """What `data check` found; ``files`` are paths and formats."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = Console(width=None if sys.stdout.isatty() else 150, highlight=False)
+    console.print(
+        "[bold red]not private[/]: for the operator's eyes only, computed from the records as they "
+        "are."
+    )
+    for path, kind in files:
+        console.print(f"{escape(path)}: {kind}", style="dim")
+    table = Table(box=None, show_header=False)
+    table.add_row("records", f"{report.records}, of which {report.good} can be used")
+    for reason, places in report.bad.items():
+        table.add_row(f"[red]{escape(reason)}[/]", _places(places, len(files)))
+    if report.units is not None:
+        table.add_row("units", f"{report.units}, {_spread(report.per_unit)} records each")
+    if report.images is not None:
+        table.add_row("pictures a record", _spread(report.images))
+    if report.width is not None:
+        table.add_row(
+            "picture size", f"width {_spread(report.width)}, height {_spread(report.height)}"
+        )
+    if report.question is not None:
+        table.add_row("question length", f"{_spread(report.question)} characters")
+        table.add_row("answer length", f"{_spread(report.answer)} characters")
+        table.add_row("different answers", f"{report.distinct_answers}")
+    if report.several_answers:
+        table.add_row("several answers accepted", f"{report.several_answers} records")
+    for what, places in (
+        ("the same record again", report.repeated),
+        ("the same picture, asked otherwise", report.same_pictures),
+        ("the same id again", report.same_ids),
+    ):
+        if places:
+            table.add_row(what, _places(places, len(files)))
+    console.print(table)
+    for sentence in report.suggestions:
+        console.print(f"- {escape(sentence)}")
+
+
+def _spread(spread: Spread | None) -> str:
+    if spread is None:
+        return "–"
+    if spread.low == spread.high:
+        return f"{spread.low:g}"
+    return f"{spread.low:g} to {spread.high:g} (median {spread.median:g})"
+
+
+def _places(places: Sequence[tuple[int, int]], files: int) -> str:
+    """The number of places, and the first of them."""
+    shown = [f"file {f} row {r}" if files > 1 else str(r) for f, r in places[:_MOST_PLACES]]
+    more = " …" if len(places) > _MOST_PLACES else ""
+    row = "" if files > 1 else "row " if len(places) == 1 else "rows "
+    return f"{len(places)}: {row}{', '.join(shown)}{more}"
 
 
 def _privacy(epsilon: float | None, relation: str | None, private: bool) -> str:

@@ -7,7 +7,7 @@ import traceback
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -94,17 +94,17 @@ BAD = {
     "no image": [without("image"), line(image=None), line(image=""), line(image=" "), b"{}"],
     "no question": [without("question"), line(question=""), line(question=" \n\u2003")],
     "no answer": [without("answer"), line(answer=None), line(answer="\t")],
-    "image is not text": [line(image=3), line(image=["x.png"]), line(image="\ud800.png")],
+    "image is not text": [line(image=3), line(image=["x.png", 3]), line(image="\ud800.png")],
     "question is not text": [line(question=0), line(question={}), line(question="a \udfff")],
-    "answer is not text": [line(answer=False), line(answer=4.5), line(answer="\ud83d x")],
+    "answer is not text": [line(answer=["x"]), line(answer={}), line(answer="\ud83d x")],
     "task is not text": [line(task=1.5), line(task=True), line(task=[]), line(task="\ud800")],
     "image file missing": [
         line(image="nothing.png"),
         line(image="."),
         line(image="a\0b"),
         line(image="n" * 5000),
-        line(image="http://example.org/x.png"),
     ],
+    "image is a web address": [line(image="http://example.org/x.png")],
 }
 CASES = [(reason, raw) for reason, lines in BAD.items() for raw in lines]
 
@@ -119,6 +119,9 @@ def test_a_bad_row_keeps_its_place_and_leaves_the_others(case, folder):
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(raw=st.binary(max_size=40).map(lambda raw: raw.replace(b"\n", b"")), place=st.integers(0, 4))
 def test_no_content_of_a_row_moves_another(folder, raw, place):
+    # At the very start a byte order mark belongs to the file, and is no record's.
+    marks = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE)
+    assume(place or not raw.startswith(marks))
     rows = read(folder, *[line()] * place, raw, *[line()] * (5 - place))
     assert len(rows) == 6
     del rows[place]
@@ -154,7 +157,7 @@ def test_leading_blank_lines_are_rows(folder):
 )
 def test_an_empty_file_is_refused(content, folder):
     (folder / "data.jsonl").write_bytes(content)
-    with pytest.raises(DataError, match=r"data\.jsonl is empty\. Write one JSON object a line"):
+    with pytest.raises(DataError, match=r"data\.jsonl is empty\. Write records"):
         read_demonstrations(folder / "data.jsonl")
 
 
@@ -163,7 +166,7 @@ def test_an_empty_file_is_refused(content, folder):
     [
         ("nothing.jsonl", "nothing.jsonl does not exist. Check the path"),
         ("x.png/data.jsonl", "does not exist"),
-        ("", "is a folder. Name the JSONL file"),
+        ("", "is a folder, and none that holds records"),
         ("a\0b", "cannot be read"),
         ("n" * 5000, "cannot be read"),
     ],
@@ -176,10 +179,11 @@ def test_a_file_that_cannot_be_read_is_refused(name, message, folder):
 
 
 def test_a_file_without_permission_is_refused(folder, monkeypatch):
-    def refuse(self):
+    def refuse(self, mode):
         raise PermissionError(13, "Permission denied")  # root may read everything
 
-    monkeypatch.setattr(Path, "read_bytes", refuse)
+    read(folder, line())
+    monkeypatch.setattr(Path, "open", refuse)
     with pytest.raises(DataError, match="cannot be read"):
         read_demonstrations(folder / "data.jsonl")
 

@@ -5,7 +5,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpmtv.data.demonstrations import BadRow
-from dpmtv.data.prompts import chunk_prompt, prompt_images, template_sha256, to_messages, to_text
+from dpmtv.data.prompts import (
+    BRIEF,
+    INSTRUCTIONS,
+    chunk_prompt,
+    instruction_for,
+    prompt_images,
+    prompt_trap,
+    template_sha256,
+    to_messages,
+    to_text,
+)
 from dpmtv.types import Demonstration, Prompt, Query
 
 A, B, C = (Demonstration(f"{x}.png", f"question {x}?", f"answer {x}") for x in "abc")
@@ -135,3 +145,26 @@ def test_template_hash_sees_instruction_template_and_form():
 def test_a_prompt_shows_no_content():
     assert "question" not in repr(Prompt((A, B), PUBLIC)).replace("question=", "")
     assert ".png" not in repr(Prompt((A, B), PUBLIC))
+
+
+@pytest.mark.parametrize(
+    ("rendered", "trapped"),
+    [
+        ("Q? Answer:", False),
+        ("USER: Q? ASSISTANT:", False),
+        ("<|im_start|>assistant\n", False),
+        ("USER: Q? ASSISTANT: ", True),
+        ("Q? Answer:\t", True),
+    ],
+)
+def test_a_space_before_the_answer_is_a_trap(rendered, trapped):
+    assert (prompt_trap(rendered) is not None) == trapped
+
+
+def test_every_family_has_its_answer_instruction_in_one_table():
+    assert instruction_for("smolvlm") == "Give a very brief answer."
+    assert instruction_for("paligemma") == ""
+    assert instruction_for("a family of tomorrow") == instruction_for("llava") == BRIEF
+    for line in {BRIEF, *INSTRUCTIONS.values()}:
+        assert line == line.strip()
+        assert not line or line.endswith(".")

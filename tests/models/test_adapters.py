@@ -20,6 +20,28 @@ from dpmtv.models.adapters import (
 from dpmtv.types import Prompt
 
 
+def test_the_answer_instruction_is_the_models_own_unless_one_is_given(model, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(EMBEDDED, copy)
+    assert load_model(copy).instruction == ""
+    assert load_model(copy, instruction="In one word.").instruction == "In one word."
+    config = json.loads((copy / "config.json").read_text("utf-8"))
+    del config["answer_instruction"]
+    (copy / "config.json").write_text(json.dumps(config), "utf-8")
+    loaded = load_model(copy)
+    assert loaded.instruction == "Give a very brief answer.", "that of Idefics3"
+    assert loaded.prompt_template_sha256 != model.prompt_template_sha256
+
+
+def test_a_template_that_ends_with_a_space_is_warned_of(tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(EMBEDDED, copy)
+    (template,) = copy.glob("chat_template.*")
+    template.write_text(template.read_text("utf-8").rstrip() + "{{ ' ' }}", "utf-8")
+    with pytest.warns(UserWarning, match="ends with a space"):
+        load_model(copy)
+
+
 def test_embedded_is_loaded_as_any_folder(model, tmp_path):
     copy = tmp_path / "somewhere"
     shutil.copytree(EMBEDDED, copy)

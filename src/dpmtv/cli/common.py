@@ -35,7 +35,11 @@ Model = Annotated[
     str | None, typer.Option(help="Model folder or hub id; by default the certificate's.")
 ]
 Instruction = Annotated[
-    str, typer.Option(help='A line added to every question, such as "Answer briefly."')
+    str | None,
+    typer.Option(
+        help='A line added to every question, such as "Answer briefly."; "" for none. By default '
+        "the one of the model's family."
+    ),
 ]
 Relation = Annotated[str, typer.Option(help="replace_one, add_remove, or zero_out (the paper's).")]
 Unit = Annotated[

@@ -10,12 +10,26 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dpmtv.cli.common import Instruction, Json, Longest, Model, Relation, Unit, command, one_of
+from dpmtv.cli.data import (
+    Answers,
+    Asked,
+    Columns,
+    Data,
+    Encoding,
+    Format,
+    Images,
+    Split,
+    Ways,
+    meant_for,
+    reading,
+)
 from dpmtv.console import print_json, print_rows, progress_bars
 from dpmtv.errors import ArtifactError, DataError, PrivacyParameterError, UserError
 
 if TYPE_CHECKING:
     from dpmtv.artifact import TaskVector
     from dpmtv.models.adapters import VisionLanguageModel
+    from dpmtv.types import Demonstration
 
 
 @command
@@ -50,11 +64,13 @@ def demo(
 @command
 def build(
     model: Annotated[str, typer.Argument(help='Model folder, hub id, or "embedded".')],
-    data: Annotated[Path, typer.Argument(help="Private records, JSONL.")],
+    data: Data,
     output: Annotated[Path, typer.Option("-o", "--output", help="New folder for the vector.")],
     epsilon: Annotated[float, typer.Option(help="ε, the privacy loss; 1 is a common choice.")],
     delta: Annotated[float, typer.Option(help="δ, below 1/n.")] = 1e-5,
-    public: Annotated[Path | None, typer.Option(help="Public records, JSONL.")] = None,
+    public: Annotated[
+        list[Path], typer.Option(help="Public records; read as DATA is, in their own format.")
+    ] = [],  # noqa: B006 - typer copies it
     relation: Relation = "replace_one",
     unit: Unit = None,
     per_unit: Annotated[int, typer.Option(min=1, help="Most records of a unit that serve.")] = 1,
@@ -69,7 +85,7 @@ def build(
     clip: Annotated[float | None, typer.Option(help="One clip norm for every layer.")] = None,
     patch: Annotated[str, typer.Option(help="prompt or every-step.")] = "every-step",
     alpha: Annotated[float, typer.Option(help="Patch strength; 1 replaces.")] = 1.0,
-    instruction: Instruction = "",
+    instruction: Instruction = None,
     revision: Annotated[str | None, typer.Option(help="Hub revision of the model.")] = None,
     strict: Annotated[
         bool, typer.Option(help="Refuse bad private rows (tells their numbers).")
@@ -90,6 +106,14 @@ def build(
     report: Annotated[
         Path | None, typer.Option(help="Private build report; default: DATA with .report.json.")
     ] = None,
+    format: Format = None,
+    answers: Answers = "majority",
+    encoding: Encoding = None,
+    images: Images = None,
+    question: Asked = None,
+    ways: Ways = None,
+    column: Columns = [],  # noqa: B006
+    split: Split = None,
 ) -> None:
     """Turn private records into a task vector with an (ε, δ) guarantee per record or person."""
     from dpmtv.artifact import require_free
@@ -102,20 +126,31 @@ def build(
     require_free(output)
     if no_ledger and (ledger is not None or part):
         raise UserError("--no-ledger goes with neither --ledger nor --part")
-    rows = read_demonstrations(data, unit=unit)
+    how = reading(
+        answers=answers,
+        encoding=encoding,
+        images=images,
+        question=question,
+        ways=ways,
+        columns=column,
+        split=split,
+    )
+    if {p.resolve() for p in data} & {p.resolve() for p in public}:
+        raise PrivacyParameterError("the private file was given as the public one too")
+    rows = read_demonstrations(data, unit=unit, format=format, **how)
     if strict:
         require_good(check_images(rows), "the private file")
     others = None
-    if public is not None:
-        if public.exists() and public.samefile(data):
-            raise PrivacyParameterError("the private file was given as the public one too")
-        others = read_demonstrations(public)
+    if public:
+        others = read_demonstrations(public, **meant_for(public, how))
         require_good(check_images(others), "the public file")
     loaded = _load(model, revision=revision, instruction=instruction)
-    beside = data.resolve()  # where a link leads: one data set, one ledger
+    if ledger is None and not no_ledger and (len(data) > 1 or not data[0].exists()):
+        raise UserError("for several files, or data of a hub, name the ledger: --ledger FILE")
+    beside = data[0].resolve()  # where a link leads: one data set, one ledger
     report = report or beside.with_suffix(".report.json")
     book = None if no_ledger else ledger or beside.with_suffix(".ledger")
-    _apart(data, output, report, book, work)
+    _apart(*data, output, report, book, work)
     typer.echo(
         f"One release at ε = {epsilon:g}, δ = {delta:g} under {relation} per {unit or 'record'}. "
         f"Rows that cannot be used are passed over in silence: {report} (private) names them, "
@@ -156,7 +191,7 @@ def build(
 def ask(
     folder: Annotated[Path, typer.Argument(help="A task vector.")],
     question: Annotated[str, typer.Argument(help="The question.")],
-    image: Annotated[Path, typer.Option(help="The image.")],
+    image: Annotated[list[Path], typer.Option(help="The image; again for several.")],
     model: Model = None,
     max_new_tokens: Longest = None,
     json_: Json = False,
@@ -167,7 +202,7 @@ def ask(
 
     vector = TaskVector.from_pretrained(folder)
     loaded = _model_of(vector, model, max_new_tokens)
-    queries = [Query(image, question)]
+    queries = [Query(tuple(image), question)]
     (bare,) = loaded.generate(queries)
     with vector.applied(loaded):
         (answer,) = loaded.generate(queries)
@@ -183,8 +218,8 @@ def ask(
 def evaluate(
     target: Annotated[str, typer.Argument(help="A task vector folder, or a model.")],
     benchmark: Annotated[
-        str, typer.Option(help="Test file (JSONL) for a vector; benchmark folder for a model.")
-    ] = "embedded",
+        list[str], typer.Option(help="Test files for a vector; benchmark folder for a model.")
+    ] = ["embedded"],  # noqa: B006 - typer copies it
     model: Model = None,
     tasks: Annotated[str, typer.Option(help="Tasks of the benchmark, by comma.")] = "",
     methods: Annotated[str, typer.Option(help="Methods, by comma.")] = (
@@ -208,6 +243,14 @@ def evaluate(
     ] = False,
     search_steps: Annotated[int, typer.Option(min=1, help="Steps of each head search.")] = 200,
     max_new_tokens: Longest = None,
+    format: Format = None,
+    answers: Answers = "majority",
+    encoding: Encoding = None,
+    images: Images = None,
+    question: Asked = None,
+    ways: Ways = None,
+    column: Columns = [],  # noqa: B006
+    split: Split = None,
     json_: Json = False,
 ) -> None:
     """Accuracy of a vector on a test file, or of every method on a public benchmark folder.
@@ -215,7 +258,17 @@ def evaluate(
     Every file of a benchmark folder counts as public, also those that play the private role.
     """
     if (Path(target) / "certificate.json").is_file():
-        rows = _evaluate_vector(Path(target), benchmark, model, max_new_tokens)
+        how = reading(
+            answers=answers,
+            encoding=encoding,
+            images=images,
+            question=question,
+            ways=ways,
+            columns=column,
+            split=split,
+        )
+        records = _test_records(benchmark, format=format, **how)
+        rows = _evaluate_vector(Path(target), records, model, max_new_tokens)
     else:
         from dpmtv.evaluation.benchmark import load_benchmark
         from dpmtv.evaluation.runner import GEOMETRIES, METHODS, Settings, evaluate_benchmark
@@ -234,7 +287,9 @@ def evaluate(
             patch=patch,  # type: ignore[arg-type]
             search_steps=search_steps,
         )
-        loaded = load_benchmark(benchmark, [t for t in tasks.split(",") if t], sealed=sealed)
+        if len(benchmark) > 1:
+            raise UserError("one benchmark folder at a time")
+        loaded = load_benchmark(benchmark[0], [t for t in tasks.split(",") if t], sealed=sealed)
         with progress_bars() as progress:
             rows, _ = evaluate_benchmark(
                 _load(target),
@@ -262,19 +317,23 @@ def _apart(*paths: Path | None) -> None:
                 raise UserError(f"{path} and {other} must be apart from each other")
 
 
+def _test_records(files: Sequence[str], **how: Any) -> list[Demonstration]:
+    from dpmtv.data.demonstrations import check_images, read_demonstrations, require_good
+
+    if list(files) == ["embedded"]:
+        raise DataError("to evaluate a vector, name a test file: --benchmark test.jsonl")
+    rows = read_demonstrations(list(files), **how)
+    require_good(check_images(rows), "the test file")
+    return require_good(rows, "the test file")
+
+
 def _evaluate_vector(
-    folder: Path, test: str, model: str | None, most: int | None
+    folder: Path, records: Sequence[Demonstration], model: str | None, most: int | None
 ) -> list[dict[str, Any]]:
     from dpmtv.artifact import TaskVector
-    from dpmtv.data.demonstrations import check_images, read_demonstrations, require_good
     from dpmtv.evaluation.runner import evaluate_vector
 
-    if test == "embedded":
-        raise DataError("to evaluate a vector, name a test file: --benchmark test.jsonl")
     vector = TaskVector.from_pretrained(folder)
-    rows = read_demonstrations(test)
-    require_good(check_images(rows), "the test file")
-    records = require_good(rows, "the test file")
     loaded = _model_of(vector, model, most)
     return evaluate_vector(loaded, vector, records, command=_as_typed())
 

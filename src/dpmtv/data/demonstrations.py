@@ -2,121 +2,83 @@
 
 from __future__ import annotations
 
-import codecs
-import json
-import os
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dpmtv.data.formats import ReadOptions, iter_entries
 from dpmtv.data.images import UnreadableImage, load_image
+from dpmtv.data.rows import BadRow as BadRow
 from dpmtv.errors import DataError
 from dpmtv.types import Demonstration
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from dpmtv.types import ImageSource
 
 _SHOWN = 10  # bad rows that a message lists
 
 
-@dataclass(frozen=True)
-class BadRow:
-    """A row that cannot be used. It keeps its place, so that every other row keeps its own.
-
-    Args:
-        row: line number in the file, from 1.
-        reason: one of "empty line", "not UTF-8", "not JSON", "not an object"; "no F" and
-            "F is not text" with F one of image, question, answer, unit (and task for the second);
-            "image file missing", "image unreadable". Never a word of the row itself.
-        unit: whom the row belongs to, where units are read and this one can be.
-    """
-
-    row: int
-    reason: str
-    unit: str | None = field(default=None, repr=False)
-
-
 def read_demonstrations(
-    path: Path | str, *, unit: str | None = None
+    paths: Path | str | Sequence[Path | str],
+    *,
+    unit: str | None = None,
+    format: str | None = None,
+    answers: str = "majority",
+    encoding: str | None = None,
+    images: Path | str | None = None,
+    question: str | None = None,
+    ways: int | None = None,
+    columns: Mapping[str, str] | None = None,
+    split: str | None = None,
 ) -> list[Demonstration | BadRow]:
-    """Read a JSONL file: one object a line with ``image``, ``question`` and ``answer``.
+    """Read image-question-answer records from a file or folder, or from several.
 
-    ``image`` is a path, relative to the file's folder or absolute; all three are text that is not
-    blank. ``task`` is text or a whole number and optional; other keys are ignored. UTF-8, with or
-    without a byte order mark; lines end with a line feed, or a carriage return and a line feed.
+    The simplest is JSONL: one object a line with ``image`` (or a list, ``images``), ``question``
+    and ``answer``. docs/formats tells of the others.
 
-    Every line is an entry of the result, good or bad, blank lines included: what stands in a row
-    decides neither the number of rows nor what the other entries are. Images are not opened, see
-    `check_images`.
+    Every record is an entry of the result, good or bad, blank lines included: what stands in a
+    record decides neither the number of entries nor what the others are. Images are not opened,
+    see `check_images`.
 
     Args:
-        path: the file.
-        unit: the field that tells whom a record belongs to, text or a whole number. A row
-            without it is a bad row without a unit, even where the rest could be used.
+        paths: one file or folder, or several, whose entries follow each other.
+        unit: the field that tells whom a record belongs to, text or a whole number. A record
+            without it is a bad row without a unit, even where the rest could be used. Every turn
+            of a conversation is an entry then; without units the first turn alone is.
+        format: one of `dpmtv.data.formats.FORMATS`, where the path does not tell it.
+        answers: which of several answers is shown: "majority" (ties go to the one that is given
+            first), "first", or "all": the majority is shown and all are ``accepted``.
+        encoding: of text files; without it the byte order mark decides, and else it is UTF-8.
+        images: the folder where image paths start; without it, the folder of the file.
+        question: for class folders, instead of the usual one; ``{classes}`` stands for the names.
+        ways: for class folders, 2: three pictures a record, of which the third is to be named.
+        columns: our name of a field → the name it has in the file.
+        split: of a Hugging Face dataset.
 
     Raises:
-        DataError: there is no such file, it cannot be read, or it is empty.
+        DataError: a file is not there, cannot be read as what it is, or holds no records.
+        UserError: an option does not go with these files, or a package is missing.
     """
-    path = Path(path)
-    data, problem = b"", None
-    try:
-        data = path.read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
-        problem = "does not exist. Check the path"
-    except IsADirectoryError:
-        problem = "is a folder. Name the JSONL file inside it"
-    except (OSError, ValueError):  # ValueError: a null character in the path
-        problem = "cannot be read. Check the path and its permissions"
-    data = data.removeprefix(codecs.BOM_UTF8)
-    lines = data.removesuffix(b"\n").split(b"\n")
-    if problem is None and not data.strip():
-        problem = "is empty. Write one JSON object a line, with image, question and answer"
-    if problem is not None:
-        raise DataError(f"{path} {problem}.")
-    rows = (_read_row(n, line, path.parent, unit) for n, line in enumerate(lines, start=1))
-    return list(rows)
+    options = ReadOptions(
+        unit=unit,
+        format=format,
+        answers=answers,
+        encoding=encoding,
+        images=images,
+        question=question,
+        ways=ways,
+        columns=columns,
+        split=split,
+    )
+    return [found.entry for found in iter_entries(paths, options)]
 
 
-def _read_row(number: int, line: bytes, folder: Path, unit: str | None) -> Demonstration | BadRow:
-    if not line.strip():
-        return BadRow(number, "empty line")
-    try:
-        record = json.loads(line.decode("utf-8"))
-    except UnicodeDecodeError:
-        return BadRow(number, "not UTF-8")
-    except (ValueError, RecursionError):  # ValueError also for integers of absurd length
-        return BadRow(number, "not JSON")
-    if not isinstance(record, dict):
-        return BadRow(number, "not an object")
-    owner = None
-    if unit is not None:
-        owner = record.get(unit)
-        owner = str(owner) if type(owner) is int else owner
-        if owner is None or (isinstance(owner, str) and not owner.strip()):
-            return BadRow(number, "no unit")
-        if not _is_text(owner):
-            return BadRow(number, "unit is not text")
-    row = _read_fields(number, record, folder)
-    return row if owner is None else replace(row, unit=owner)
-
-
-def _read_fields(number: int, record: dict[str, Any], folder: Path) -> Demonstration | BadRow:
-    for name in ("image", "question", "answer"):
-        value = record.get(name)
-        if value is None or (isinstance(value, str) and not value.strip()):
-            return BadRow(number, f"no {name}")
-        if not _is_text(value):
-            return BadRow(number, f"{name} is not text")
-    task = record.get("task")
-    task = str(task) if type(task) is int else task
-    if task is not None and not _is_text(task):
-        return BadRow(number, "task is not text")
-    image = folder / record["image"]
-    if not os.path.isfile(image):
-        return BadRow(number, "image file missing")
-    return Demonstration(image, record["question"], record["answer"], task)
+def iter_demonstrations(
+    paths: Path | str | Sequence[Path | str], **options: Any
+) -> Iterator[Demonstration | BadRow]:
+    """The same one by one, for files too long to hold; options as of `read_demonstrations`."""
+    return (found.entry for found in iter_entries(paths, ReadOptions(**options)))
 
 
 def group_by_unit(
@@ -142,11 +104,6 @@ def group_by_unit(
     for row in rows:
         units.setdefault(str(row.unit), []).append(row)
     return units
-
-
-def _is_text(value: Any) -> bool:
-    """Whether ``value`` is a string that a tokenizer can take: JSON can spell half characters."""
-    return isinstance(value, str) and not any("\ud800" <= c <= "\udfff" for c in value)
 
 
 def check_images(rows: Sequence[Demonstration | BadRow]) -> list[BadRow]:
@@ -193,7 +150,11 @@ def require_good(rows: Sequence[Demonstration | BadRow], what: str) -> list[Demo
     """
     bad = [row for row in rows if isinstance(row, BadRow)]
     if bad:
-        listed = ", ".join(f"row {row.row} ({row.reason})" for row in bad[:_SHOWN])
+        files = any(row.file > 1 for row in bad)
+        listed = ", ".join(
+            f"{f'file {row.file} ' if files else ''}row {row.row} ({row.reason})"
+            for row in bad[:_SHOWN]
+        )
         more = f" and {len(bad) - _SHOWN} more" if len(bad) > _SHOWN else ""
         raise DataError(
             f"{what} has {len(bad)} bad row{'s' if len(bad) > 1 else ''}: {listed}{more}. "

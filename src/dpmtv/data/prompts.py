@@ -14,6 +14,45 @@ if TYPE_CHECKING:
     from dpmtv.data.demonstrations import BadRow
     from dpmtv.types import ImageSource
 
+BRIEF = "Answer the question using a single word or phrase."
+"""The line of LLaVA-1.5 (Liu et al., arXiv 2310.03744), which most models have seen in training."""
+
+_VERY_BRIEF = "Give a very brief answer."
+_SHORT_WORDS = "Please try to answer the question with short words or phrases if possible."
+
+# Hugging Face model type → the line that ends a question where a short answer is wanted, as in
+# VLMEvalKit's prompts for these models. Without such a line chat models answer in sentences,
+# which costs tens of points on short-answer benchmarks. "" is for models without one.
+INSTRUCTIONS = {
+    "idefics2": _VERY_BRIEF,
+    "idefics3": _VERY_BRIEF,
+    "smolvlm": _VERY_BRIEF,
+    "qwen2_vl": _SHORT_WORDS,
+    "qwen2_5_vl": _SHORT_WORDS,
+    "qwen3_vl": _SHORT_WORDS,
+    "qwen3_vl_moe": _SHORT_WORDS,
+    "blip-2": "",
+    "git": "",
+    "kosmos-2": "",
+    "paligemma": "",
+}
+
+
+def instruction_for(model_type: str) -> str:
+    """The answer instruction of a model family; `BRIEF` for those not in the table."""
+    return INSTRUCTIONS.get(model_type, BRIEF)
+
+
+def prompt_trap(rendered: str) -> str | None:
+    """What is wrong with a prompt that is about to be answered, or None.
+
+    White space between the prompt and the answer belongs to the answer's first token: a prompt
+    that ends with it moves accuracies by many points.
+    """
+    if rendered.endswith((" ", "\t")):
+        return "the prompt ends with a space, which belongs to the answer's first token"
+    return None
+
 
 def chunk_prompt(
     rows: Sequence[Demonstration | BadRow], query: Query | None = None

@@ -10,11 +10,14 @@ if TYPE_CHECKING:
 EXACT_MATCH = "exact match of the whole answer"
 
 
-def exact_match(answers: Sequence[str], wanted: Sequence[str]) -> float:
-    """Share of answers that are the wanted one, white space apart.
+def exact_match(answers: Sequence[str], wanted: Sequence[str | Sequence[str]]) -> float:
+    """Share of answers that are the wanted one, or one of several, white space apart.
 
-    >>> exact_match(["rot", "blau blau"], ["rot", "blau"])
-    0.5
+    >>> exact_match(["rot", "blau blau", "oui"], ["rot", "blau", ("non", "oui")])
+    0.6666666666666666
     """
-    pairs = zip(answers, wanted, strict=True)
-    return sum(a.split() == w.split() for a, w in pairs) / len(wanted)
+    right = 0
+    for answer, accepted in zip(answers, wanted, strict=True):
+        several = (accepted,) if isinstance(accepted, str) else accepted
+        right += answer.split() in [a.split() for a in several]
+    return right / len(wanted)

@@ -204,7 +204,7 @@ class _Measure:
     def __init__(self, study: Study, task: BenchmarkTask):
         self.study, self.task = study, task
         self.test = task.test[: study.settings.n_test]
-        self.wanted = [r.answer for r in self.test]
+        self.wanted = [r.accepted or r.answer for r in self.test]
         self.words = sorted({" ".join(r.answer.split()) for r in task.test})
         study.words[task.name] = self.words
         model = study.model
@@ -419,7 +419,7 @@ def evaluate_vector(
         command: what reproduces the rows.
     """
     queries = model.prepare([r.query for r in test])
-    wanted = [r.answer for r in test]
+    wanted = [r.accepted or r.answer for r in test]
     zero = exact_match(model.generate(queries), wanted)
     with vector.applied(model):
         patched = exact_match(model.generate(queries), wanted)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import re
+import warnings
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,7 +18,14 @@ from PIL import Image
 from torch import nn
 
 from dpmtv.data.images import load_image
-from dpmtv.data.prompts import prompt_images, template_sha256, to_messages, to_text
+from dpmtv.data.prompts import (
+    instruction_for,
+    prompt_images,
+    prompt_trap,
+    template_sha256,
+    to_messages,
+    to_text,
+)
 from dpmtv.errors import InternalError, ModelError
 from dpmtv.models.hooks import last_token, patch_heads, record_heads
 from dpmtv.privacy.certificate import ModelIdentity
@@ -375,7 +383,7 @@ def load_model(
     revision: str | None = None,
     dtype: str = "auto",
     device: str | None = None,
-    instruction: str = "",
+    instruction: str | None = None,
     max_new_tokens: int = 20,
 ) -> VisionLanguageModel:
     """Load a vision-language model from a local folder, a hub id, or ``"embedded"``.
@@ -387,7 +395,9 @@ def load_model(
         dtype: ``"auto"`` keeps the checkpoint's; else ``"float32"``, ``"bfloat16"``, ``"float16"``.
             A half-precision checkpoint on a CPU is computed in float32 under ``"auto"``.
         device: such as ``"cuda"``; the default is a GPU when there is one.
-        instruction: a line added to every question, such as "Answer with a single word."
+        instruction: a line added to every question, such as "Answer with a single word.", or
+            ``""`` for none. By default the model's own: ``answer_instruction`` in its config.json,
+            else that of its family (`dpmtv.data.prompts.INSTRUCTIONS`).
         max_new_tokens: longest answer.
 
     Raises:
@@ -415,7 +425,10 @@ def load_model(
     if dtype == "auto" and place == "cpu" and model.dtype in (torch.float16, torch.bfloat16):
         model = model.to(torch.float32)
     commit = None if local else getattr(model.config, "_commit_hash", None)
-    return VisionLanguageModel(
+    if instruction is None:
+        own = getattr(model.config, "answer_instruction", None)
+        instruction = instruction_for(model.config.model_type) if own is None else str(own)
+    loaded = VisionLanguageModel(
         model.to(place),
         processor,
         hub_id=str(name) if commit else None,
@@ -424,6 +437,10 @@ def load_model(
         instruction=instruction,
         max_new_tokens=max_new_tokens,
     )
+    trap = prompt_trap(loaded.render(Prompt((), Query("", "What is shown?"))))
+    if trap is not None:
+        warnings.warn(f"{name}: {trap}; its chat template may be damaged", stacklevel=2)
+    return loaded
 
 
 def _first_line(error: Exception) -> str:

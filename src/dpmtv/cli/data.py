@@ -1,0 +1,113 @@
+"""The options that say how files of records are read, and a look at what is in them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dpmtv.cli.common import Json, Unit, app, command_of
+from dpmtv.console import print_data_report, print_json, progress_bars
+from dpmtv.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dpmtv.data.check import DataReport
+
+records = typer.Typer(help="Files of records.", no_args_is_help=True)
+app.add_typer(records, name="data")
+
+Data = Annotated[
+    list[Path], typer.Argument(help="Private records: files or folders, see docs/formats.")
+]
+Format = Annotated[
+    str | None, typer.Option(help="Format of DATA, where its name does not tell it.")
+]
+Answers = Annotated[
+    str, typer.Option(help="Which of several answers is shown: majority, first, or all accepted.")
+]
+Encoding = Annotated[
+    str | None, typer.Option(help="Encoding of text files, such as cp1252; else UTF-8 or by mark.")
+]
+Images = Annotated[Path | None, typer.Option(help="Folder where image paths start.")]
+Asked = Annotated[
+    str | None, typer.Option("--question", help="Class folders: the question, with {classes}.")
+]
+Ways = Annotated[int | None, typer.Option(help="Class folders: 2 for 2-way 1-shot records.")]
+Columns = Annotated[
+    list[str], typer.Option("--column", help="A field by another name, as question=Frage.")
+]
+Split = Annotated[str | None, typer.Option(help="Split of a Hugging Face dataset.")]
+
+
+def columns_of(named: list[str]) -> dict[str, str] | None:
+    """``["question=Frage"]`` as a mapping; None for none."""
+    pairs = [text.partition("=") for text in named]
+    if not all(ours and sign and theirs for ours, sign, theirs in pairs):
+        raise UserError("--column takes our name and the file's, as question=Frage")
+    return {ours: theirs for ours, _, theirs in pairs} or None
+
+
+@command_of(records, "check")
+def check(
+    data: Data,
+    unit: Unit = None,
+    format: Format = None,
+    answers: Answers = "majority",
+    encoding: Encoding = None,
+    images: Images = None,
+    question: Asked = None,
+    ways: Ways = None,
+    column: Columns = [],  # noqa: B006 - typer copies it
+    split: Split = None,
+    pictures: Annotated[bool, typer.Option(help="Decode every picture.")] = True,
+    json_: Json = False,
+) -> None:
+    """What was understood of private records, for the operator's eyes only; spends no budget.
+
+    Ends with 2 if there are rows that `build --strict` would refuse.
+    """
+    from dpmtv.data.check import as_json, check_data
+    from dpmtv.data.formats import ReadOptions, detect_format, iter_entries
+
+    options = ReadOptions(
+        unit=unit,
+        format=format,
+        answers=answers,
+        encoding=encoding,
+        images=images,
+        question=question,
+        ways=ways,
+        columns=columns_of(column),
+        split=split,
+    )
+    total = sum(1 for _ in iter_entries(data, options))
+    with progress_bars() as progress:
+        report: DataReport = check_data(
+            iter_entries(data, options),
+            unit=unit,
+            pictures=pictures,
+            progress=lambda done: progress("records", done, total),
+        )
+    formats = [format or detect_format(path) for path in data]
+    if json_:
+        print_json({"private": False, "formats": formats, **as_json(report)})
+    else:
+        print_data_report(report, list(zip(map(str, data), formats, strict=True)))
+    if report.bad:
+        raise typer.Exit(2)
+
+
+def reading(**options: Any) -> dict[str, Any]:
+    """The same options as arguments of `read_demonstrations`."""
+    return {**options, "columns": columns_of(options["columns"])}
+
+
+def meant_for(paths: Sequence[Path], how: dict[str, Any]) -> dict[str, Any]:
+    """Those of the options that mean something for these files, which may have other formats."""
+    from dpmtv.data.formats import MEANT_FOR, detect_format
+
+    formats = {detect_format(path) for path in paths}
+    return {k: v for k, v in how.items() if formats & MEANT_FOR.get(k, formats)}

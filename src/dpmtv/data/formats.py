@@ -1,0 +1,247 @@
+"""Which format a file of records has, and its records as demonstrations."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dpmtv.data.folders import ClassFolders, Vqa, VqaFile, listing
+from dpmtv.data.rows import FIELDS, BadRow, Shape, entries_of, id_of, others_of
+from dpmtv.data.tables import Csv, Dataset, Parquet
+from dpmtv.data.textfiles import JsonDocument, JsonLines, TextFile, open_file
+from dpmtv.errors import DataError, UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from dpmtv.data.stored import Container
+    from dpmtv.types import Demonstration
+
+FORMATS = {
+    "jsonl": "one JSON object a line (.jsonl, .ndjson)",
+    "json": "one JSON list of records (.json)",
+    "vqa": "VQA-v2: a questions file and an annotations file (.json)",
+    "csv": "a table with a header line (.csv, .tsv)",
+    "parquet": "a Parquet table (.parquet)",
+    "metadata": "a folder with metadata.jsonl, metadata.csv or metadata.parquet",
+    "classes": "a folder with one folder of images for every class",
+    "datasets": "a saved Hugging Face dataset, or hf://name of one on the Hub",
+}
+"""Names of the formats and what they look like. The shape of a record is its own matter."""
+
+_ENDINGS = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".parquet": "parquet",
+    ".pq": "parquet",
+}
+_METADATA = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
+_RULES = ("majority", "first", "all")
+MEANT_FOR = {
+    "unit": {*FORMATS} - {"classes"},
+    "columns": {*FORMATS} - {"classes", "vqa"},
+    "encoding": {"jsonl", "json", "vqa", "csv", "metadata"},
+    "images": {*FORMATS} - {"classes"},
+    "question": {"classes"},
+    "ways": {"classes"},
+    "split": {"datasets"},
+}
+"""Which formats an option means something for; it is refused where none of the files has one."""
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """How to read files of records; the meaning of each is told at `read_demonstrations`."""
+
+    unit: str | None = None
+    format: str | None = None
+    answers: str = "majority"
+    encoding: str | None = None
+    images: Path | str | None = None
+    question: str | None = None
+    ways: int | None = None
+    columns: Mapping[str, str] | None = None
+    split: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.format is not None and self.format not in FORMATS:
+            raise UserError(f"format {self.format!r} is not known; one of {', '.join(FORMATS)}")
+        if self.answers not in _RULES:
+            raise UserError(f"answers {self.answers!r} is not known; one of {', '.join(_RULES)}")
+        if self.ways not in (None, 2):
+            raise UserError("ways is 2, or left out")
+        unknown = [name for name in self.columns or () if name not in FIELDS]
+        if unknown:
+            raise UserError(
+                f"columns: {', '.join(map(repr, unknown))} is none of our fields; these are "
+                f"{', '.join(FIELDS)}. The field of the unit is named with unit."
+            )
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One entry of the result, and where it comes from.
+
+    Args:
+        file: which of the files, from 1.
+        row: number of the record in its file, from 1.
+        entry: the demonstration, or why there is none.
+        id: the record's ``id``, where it has one. Nothing is decided by it.
+        others: short values of fields that are none of ours; one of them may name units.
+    """
+
+    file: int
+    row: int
+    entry: Demonstration | BadRow = field(repr=False)
+    id: str | None = field(default=None, repr=False)
+    others: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+
+def iter_entries(
+    paths: Path | str | Sequence[Path | str], options: ReadOptions | None = None
+) -> Iterator[Entry]:
+    """Read files one record after the other, without holding them.
+
+    Args:
+        paths: one file, or several; their entries come in this order.
+        options: how.
+
+    Raises:
+        DataError: a file is not there, cannot be read as what it is, or holds no records.
+        UserError: an option does not go with these files, or a package is missing.
+    """
+    options = options or ReadOptions()
+    named = [paths] if isinstance(paths, str | Path) else list(paths)
+    formats = [options.format or detect_format(path) for path in named]
+    _check(named, formats, options)
+    for number, (container, folder) in _opened(named, formats, options):
+        shape = Shape(
+            container=container,
+            folder=Path(options.images) if options.images is not None else folder,
+            unit=options.unit,
+            answers=options.answers,
+            columns=options.columns or {},
+            file=number,
+        )
+        empty = True
+        for record in container.records():
+            empty = False
+            own, others = id_of(record, shape), others_of(record, shape)
+            for entry in entries_of(record, shape):
+                yield Entry(number, record.number, entry, own, others)
+        if empty:
+            raise DataError(f"{named[number - 1]} holds no records.")
+
+
+def detect_format(path: Path | str) -> str:
+    """One of `FORMATS`, by the kind of the path, its ending, or how the file begins.
+
+    Never by what stands in a record: one record would decide how the others are read.
+
+    Raises:
+        DataError: there is no such file, or it is none of them.
+    """
+    if str(path).startswith("hf:/"):
+        return "datasets"
+    path = Path(path)
+    if os.path.isdir(path):
+        return _kind_of_folder(path)
+    with open_file(path) as file:
+        ending = path.suffix.lower()
+        if ending in _ENDINGS:
+            return _ENDINGS[ending]
+        start = file.read(4096)
+    if start.startswith(b"PAR1"):
+        return "parquet"
+    if ending == ".json":
+        # Of a document the bracket around all records; only zeros and marks come before it.
+        bracket = start.lstrip(b" \t\r\n\0\xef\xbb\xbf\xfe\xff")[:1]
+        return "vqa" if bracket == b"{" else "json"
+    raise DataError(f"{path} has no format that its name tells. {_known()}")
+
+
+def _kind_of_folder(path: Path) -> str:
+    names = {entry.name: os.path.isdir(entry.path) for entry in listing(path)}
+    if "dataset_dict.json" in names or {"state.json", "dataset_info.json"} <= names.keys():
+        return "datasets"
+    if any(name in names for name in _METADATA):
+        return "metadata"
+    if any(names.values()):
+        return "classes"
+    raise DataError(f"{path} is a folder, and none that holds records. {_known()}")
+
+
+def _known() -> str:
+    listed = "; ".join(f"{name}: {what}" for name, what in FORMATS.items())
+    return f"Name the format, one of: {listed}."
+
+
+def _check(named: Sequence[Path | str], formats: Sequence[str], options: ReadOptions) -> None:
+    if not named:
+        raise UserError("no file is named")
+    for option, meant_for in MEANT_FOR.items():
+        value = getattr(options, option)
+        if value is not None and not meant_for & {*formats}:
+            raise UserError(f"{option} means nothing for the format {formats[0]}")
+    if options.unit is not None and "classes" in formats:
+        raise UserError("class folders do not say whose a picture is: leave unit out")
+    known = set()
+    for path in named:
+        real = str(path) if "\0" in str(path) else os.path.realpath(path)
+        if real in known:
+            raise DataError(f"{path} is named twice.")
+        known.add(real)
+    if options.images is not None and not os.path.isdir(options.images):
+        raise DataError(f"{options.images} is not a folder of images.")
+
+
+def _opened(
+    named: Sequence[Path | str], formats: Sequence[str], options: ReadOptions
+) -> Iterator[tuple[int, tuple[Container, Path]]]:
+    """Number of a file, its records, and where its images are."""
+    loaded = {
+        number: VqaFile(JsonDocument(TextFile(Path(path), options.encoding)))
+        for number, (path, format) in enumerate(zip(named, formats, strict=True), start=1)
+        if format == "vqa"
+    }
+    asking = [number for number, file in loaded.items() if file.asks]
+    answering = [number for number, file in loaded.items() if file.answers]
+    if len(asking) != len(answering):
+        raise DataError(
+            f"{named[min(loaded) - 1]}: of VQA-v2, name the file of questions and the file of "
+            "annotations together."
+        )
+    pairs = dict(zip(asking, answering, strict=True))
+    for number, (path, format) in enumerate(zip(named, formats, strict=True), start=1):
+        if number in pairs:
+            folder = Path(options.images or Path(path).parent)
+            yield number, (Vqa(loaded[number], loaded[pairs[number]], folder), folder)
+        elif number not in loaded:
+            yield number, _open(path, format, options)
+
+
+def _open(path: Path | str, format: str, options: ReadOptions) -> tuple[Container, Path]:
+    unit, columns = options.unit, options.columns or {}
+    if format == "datasets":
+        data = Dataset(path, options.split, unit, columns)
+        return data, Path(path) if os.path.isdir(path) else Path()
+    path = Path(path)
+    if format == "classes":
+        return ClassFolders(path, options.ways, options.question), path
+    if format == "metadata":
+        there = [path / name for name in _METADATA if os.path.exists(path / name)]
+        if not there:
+            raise DataError(f"{path} holds none of {', '.join(_METADATA)}.")
+        path = there[0]
+        format = _ENDINGS[path.suffix]
+    if format == "parquet":
+        return Parquet(path, unit, columns), path.parent
+    text = TextFile(path, options.encoding)
+    if format == "csv":
+        tabs = path.suffix.lower() == ".tsv"
+        return Csv(text, tabs, unit, columns), path.parent
+    return (JsonLines(text) if format == "jsonl" else JsonDocument(text)), path.parent

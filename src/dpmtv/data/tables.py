@@ -1,0 +1,274 @@
+"""Records in tables: CSV, Parquet, and Hugging Face datasets."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import io
+import json
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dpmtv.data.rows import FIELDS, LISTS
+from dpmtv.data.stored import Record, file_place
+from dpmtv.data.textfiles import MAX_RECORD, open_file
+from dpmtv.data.turns import CONVERSATIONS, IMAGE_FIELDS, is_text
+from dpmtv.errors import DataError, UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from dpmtv.data.textfiles import TextFile
+
+_DELIMITERS = ",;\t|"
+_PLAIN = re.compile(r"u?int\d+$|(large_)?string$")
+_CELL = 2**31 - 1  # what Python allows in a cell; it is the record that is measured
+_BATCH = 32  # rows held at once; each may carry large images
+
+
+def used_columns(
+    names: Sequence[Any],
+    what: str | Path,
+    unit: str | None,
+    columns: Mapping[str, str],
+    plain: Sequence[Any] = (),
+) -> list[str]:
+    """The columns that are read: ours, and plain ones, of which one may name units.
+
+    Raises:
+        DataError: a column that is needed is not there, or is there twice. The names that are
+            there are not quoted: a file without a header line shows a record in their place.
+    """
+
+    def there(*ours: str) -> bool:
+        return any(columns.get(name, name) in names for name in ours)
+
+    missing = [theirs for theirs in columns.values() if theirs not in names]
+    missing += [unit] if unit is not None and unit not in names else []
+    if not missing and not there(*CONVERSATIONS):
+        wanted = {"image": IMAGE_FIELDS, "question": ("question",), "answer": ("answer", "answers")}
+        missing = [name for name, fields in wanted.items() if not there(*fields)]
+    if missing:
+        raise DataError(
+            f"{what} has no column {', '.join(missing)}. If columns have other names, say which: "
+            "columns={'question': 'their name'}."
+        )
+    used = {columns.get(name, name) for name in FIELDS} | {unit}
+    found = [name for name in names if name in used or name in plain]
+    if len(set(found)) < len(found):
+        raise DataError(f"{what} has two columns of one name.")
+    return found
+
+
+class Csv:
+    """A table in text. The header line alone decides the columns and what parts them."""
+
+    def __init__(
+        self, text: TextFile, tabs: bool, unit: str | None, columns: Mapping[str, str]
+    ) -> None:
+        self._text, self.place = text, text.place
+        first = text.decode(next(text.lines())[1] or b"")
+        self._end = "\r" if re.search(r"\r(?!$)", first) else "\n"  # as on old Macs
+        header = first.partition("\r")[0]
+        self._delimiter = "\t" if tabs else max(_DELIMITERS, key=header.count)
+        if not is_text(header):
+            raise DataError(f"{text.path}, line 1: {text.not_text}. Name the encoding.")
+        self._header: list[str] = []
+        for row, _, _ in self._rows():
+            self._header = [name.strip() for name in row]
+            break
+        used_columns(self._header, text.path, unit, columns)
+        self._lists = {columns.get(name, name) for name in LISTS}
+
+    def records(self) -> Iterator[Record]:
+        """All records below the header, blank lines included."""
+        for number, (row, start, length) in enumerate(self._rows()):
+            if number:
+                yield Record(number, self._fields(row), (start, length))
+
+    def again(self, place: tuple[int, ...]) -> Any:
+        """One record, read anew."""
+        text = self._text.decode(self._text.read_at(place))
+        lines = text.split("\r") if self._end == "\r" else io.StringIO(text, newline="\n")
+        return self._fields(next(csv.reader(lines, delimiter=self._delimiter)))
+
+    def _rows(self) -> Iterator[tuple[list[str], int, int]]:
+        """Cells, offset and length of every record."""
+        csv.field_size_limit(max(csv.field_size_limit(), _CELL))
+        pulled: list[tuple[int, int]] = []
+
+        def lines() -> Iterator[str]:
+            for offset, raw in self._text.lines(self._end):
+                pulled.append((offset, offset + len(raw or b"")))
+                yield ("\udcff" if raw is None else self._text.decode(raw)) + "\n"
+
+        reader = csv.reader(lines(), delimiter=self._delimiter, strict=True)
+        problem = None
+        try:
+            for row in reader:
+                yield row, pulled[0][0], pulled[-1][1] - pulled[0][0]
+                pulled.clear()
+        except csv.Error:
+            problem = f"line {reader.line_num}: the quotes or line ends around it do not match"
+        if problem is not None:
+            raise DataError(f"{self._text.path}, {problem}.")
+
+    def _fields(self, row: list[str]) -> dict[str, Any] | str:
+        if not row or not any(cell.strip() for cell in row):
+            return "empty line"
+        if not is_text("".join(row)):
+            return self._text.not_text
+        if sum(map(len, row)) > MAX_RECORD:
+            return "too long"
+        if len(row) != len(self._header):
+            return "wrong number of columns"
+        return {
+            name: _listed(cell) if name in self._lists else cell or None
+            for name, cell in zip(self._header, row, strict=True)
+        }
+
+
+def _listed(cell: str) -> Any:
+    if not cell.strip().startswith("["):
+        return cell or None
+    try:
+        return json.loads(cell)
+    except (ValueError, RecursionError):
+        return cell
+
+
+class Parquet:
+    """A Parquet file, read in small batches."""
+
+    def __init__(self, path: Path, unit: str | None, columns: Mapping[str, str]) -> None:
+        open_file(path).close()
+        self.path, self.place = path, file_place(path)
+        schema = self._open().schema_arrow
+        plain = [column.name for column in schema if _PLAIN.match(str(column.type))]
+        self._used = used_columns(schema.names, path, unit, columns, plain)
+
+    def records(self) -> Iterator[Record]:
+        """All rows in order."""
+        file, number = self._open(), 0
+        for group in range(file.num_row_groups):
+            for row, fields in enumerate(self._rows(file, group)):
+                number += 1
+                yield Record(number, fields, (group, row))
+
+    def again(self, place: tuple[int, ...]) -> Any:
+        """One row, read anew with what comes before it in its row group."""
+        if file_place(self.path) != self.place:
+            raise ValueError("the file has changed")
+        for row, fields in enumerate(self._rows(self._open(), place[0], only=place[1])):
+            if row == place[1]:
+                return fields
+        raise ValueError("the row is not there")
+
+    def _rows(self, file: Any, group: int, only: int | None = None) -> Iterator[Any]:
+        batches = file.iter_batches(_BATCH, row_groups=[group], columns=self._used)
+        while (batch := _safely(lambda: next(batches, None), self._damaged)) is not None:
+            if only is None or only < batch.num_rows:
+                yield from _as_fields(batch)
+            else:
+                yield from [None] * batch.num_rows
+            only = None if only is None else only - batch.num_rows
+
+    def _open(self) -> Any:
+        parquet = _library("pyarrow.parquet")
+        return _safely(lambda: parquet.ParquetFile(self.path), self._damaged)
+
+    @property
+    def _damaged(self) -> str:
+        return f"{self.path} cannot be read as Parquet: it is damaged, or something else."
+
+
+class Dataset:
+    """A dataset of the `datasets` library: a saved folder, or one of the Hub (hf://name)."""
+
+    def __init__(
+        self, name: str | Path, split: str | None, unit: str | None, columns: Mapping[str, str]
+    ) -> None:
+        library = _library("datasets")
+        hub = re.fullmatch(r"hf://?([^@]+)(?:@(.+))?", str(name))  # a Path has one slash left
+        if hub is None and os.path.exists(name):
+            found = _safely(
+                lambda: library.load_from_disk(str(name)), f"{name} is no saved dataset."
+            )
+        else:
+            wanted, revision = hub.groups() if hub is not None else (str(name), None)
+            found = _safely(
+                lambda: library.load_dataset(wanted, revision=revision),
+                f"The dataset {wanted} cannot be loaded. Check its name and the network.",
+            )
+        if isinstance(found, dict):
+            if split is None and len(found) == 1:
+                split = next(iter(found))
+            if split not in found:
+                raise DataError(f"{name} has the splits {', '.join(found)}. Name one with split.")
+            found = found[split]
+        elif split is not None:
+            raise DataError(f"{name} has no splits. Leave split out.")
+        kinds = found.features.items()
+        plain = [c for c, kind in kinds if _PLAIN.match(str(getattr(kind, "dtype", "")))]
+        used = used_columns(found.column_names, name, unit, columns, plain)
+        # As Arrow tables: images stay what was stored, and are not decoded here.
+        self._names = {
+            column: kind.names for column, kind in kinds if isinstance(kind, library.ClassLabel)
+        }
+        self._table = found.select_columns(used).with_format("arrow")
+        self.place = (str(name), str(split), str(found._fingerprint))
+
+    def records(self) -> Iterator[Record]:
+        """All rows in order."""
+        number = 0
+        for batch in self._table.iter(_BATCH):
+            for fields in _as_fields(batch):
+                yield Record(number + 1, self._named(fields), (number,))
+                number += 1
+
+    def again(self, place: tuple[int, ...]) -> Any:
+        """One row, read anew."""
+        return next(_as_fields(self._table[place[0] : place[0] + 1]))
+
+    def _named(self, fields: Any) -> Any:
+        """Class labels are stored as numbers; their names are what was meant."""
+        for column in self._names.keys() & fields if isinstance(fields, dict) else ():
+            label, names = fields[column], self._names[column]
+            if isinstance(label, int):
+                fields[column] = names[label] if 0 <= label < len(names) else None
+        return fields
+
+
+def _as_fields(batch: Any) -> Iterator[dict[str, Any] | str]:
+    rows = _attempt(batch.to_pylist)
+    if rows is not None:
+        yield from rows
+        return
+    for place in range(batch.num_rows):  # the rows beside a bad one are read all the same
+        row = _attempt(batch.slice(place, 1).to_pylist)
+        yield "cannot be read" if row is None else row[0]
+
+
+def _attempt(make: Any) -> Any:
+    try:
+        return make()
+    except Exception:  # damaged files, text that is not UTF-8, dates beyond the calendar
+        return None
+
+
+def _safely(make: Any, problem: str) -> Any:
+    """What libraries say may hold content: their errors end here."""
+    result = _attempt(lambda: (make(),))
+    if result is None:
+        raise DataError(problem)
+    return result[0]
+
+
+def _library(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        pass
+    raise UserError("Parquet files and datasets need more packages: pip install 'dpmtv[data]'")
