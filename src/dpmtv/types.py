@@ -49,7 +49,8 @@ class Demonstration:
     were answered by the same rule. It is never read from a private record. ``unit`` names whom
     the record belongs to (a person, a client, a document), where units are protected.
     ``accepted`` are all answers that count as right when this record is a test question; empty
-    means ``answer`` alone.
+    means ``answer`` alone. ``place`` is where it was read, (file, row) from 1, for messages to
+    the operator.
     """
 
     image: Images = field(repr=False)
@@ -58,6 +59,7 @@ class Demonstration:
     task: str | None = field(default=None, repr=False)
     unit: str | None = field(default=None, repr=False)
     accepted: tuple[str, ...] = field(default=(), repr=False)
+    place: tuple[int, int] | None = field(default=None, repr=False, compare=False)
 
     @property
     def images(self) -> tuple[ImageSource, ...]:

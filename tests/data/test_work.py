@@ -456,9 +456,15 @@ def test_the_report_names_rows_and_is_the_owners(rows, tmp_path, umask):
     assert report.pop("private")
     assert report == {
         "rows": 20,
-        "bad_rows": [{"row": 17, "reason": "not JSON"}, {"row": 18, "reason": "empty line"}],
+        "bad_rows": [
+            {"file": 1, "row": 17, "reason": "not JSON"},
+            {"file": 1, "row": 18, "reason": "empty line"},
+        ],
         "chunks": 4,
-        "null_chunks": [{"rows": [13, 14, 15]}, {"rows": []}, {"rows": [16, 17]}],
+        "null_chunks": [
+            {"rows": [{"file": 1, "row": row} for row in rows]}
+            for rows in ([13, 14, 15], [], [16, 17])
+        ],
     }
 
 
@@ -470,7 +476,7 @@ def test_the_report_of_a_build_names_every_chunk_that_counted_as_zero(rows, tmp_
     assert CANARY not in text
     report = json.loads(text)
     assert [bad["row"] for bad in report["bad_rows"]] == [17, 18]
-    null = {number for chunk in report["null_chunks"] for number in chunk["rows"]}
+    null = {row["row"] for chunk in report["null_chunks"] for row in chunk["rows"]}
     spare = set(range(1, 21)) - {rows.index(r) + 1 for r in _served(model, rows)}
     assert {14, 15} <= null | spare, "a chunk that raised, and one that is not a number"
     assert len(null) < 18

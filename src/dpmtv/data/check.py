@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpmtv.data.chunks import units_in_a_chunk
-from dpmtv.data.images import UnreadableImage, load_image
+from dpmtv.data.images import UnreadableImage, load_image, missing_extra
 from dpmtv.data.rows import BadRow
 
 if TYPE_CHECKING:
@@ -123,7 +123,8 @@ def check_data(
                 seen.add(place, row, looked, report)
                 report.good += 1
             except UnreadableImage:
-                problem = "image unreadable"
+                extra = next(filter(None, map(missing_extra, row.images)), None)
+                problem = f"image needs dpmtv[{extra}]" if extra else "image unreadable"
         if problem is not None:
             report.bad.setdefault(problem, []).append(place)
         progress(done)

@@ -93,9 +93,11 @@ def group_by_unit(
         DataError: a row without a unit, by number. Which rows these are is told to the operator,
             and no guarantee covers that.
     """
-    lost = [n for n, row in enumerate(rows, start=1) if row.unit is None]
+    lost = [row.place or (1, n) for n, row in enumerate(rows, start=1) if row.unit is None]
     if lost:
-        shown = ", ".join(map(str, lost[:_SHOWN])) + (" …" if len(lost) > _SHOWN else "")
+        several = any(file > 1 for file, _ in lost)
+        named = [f"file {f} row {r}" if several else f"{r}" for f, r in lost[:_SHOWN]]
+        shown = ", ".join(named) + (" …" if len(lost) > _SHOWN else "")
         raise DataError(
             f"{len(lost)} row{'s' if len(lost) > 1 else ''} without a unit that can be read: "
             f"{shown}. Every row must say whose it is."
@@ -120,7 +122,8 @@ def check_images(rows: Sequence[Demonstration | BadRow]) -> list[BadRow]:
         if isinstance(row, BadRow):
             bad.append(row)
         elif not all(_is_readable(image, readable) for image in row.images):
-            bad.append(BadRow(number, "image unreadable"))
+            file, place = row.place or (1, number)
+            bad.append(BadRow(place, "image unreadable", row.unit, file))
     return bad
 
 

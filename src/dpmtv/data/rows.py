@@ -51,6 +51,11 @@ class BadRow:
     unit: str | None = field(default=None, repr=False)
     file: int = 1
 
+    @property
+    def place(self) -> tuple[int, int]:
+        """File and row."""
+        return self.file, self.row
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -153,7 +158,8 @@ def _demonstration(
         raise Bad("task is not text")
     images = tuple(_source(image, record, shape) for image in turn.images)
     image = images if len(images) > 1 else images[0]
-    return Demonstration(image, question, answer, task, owner, accepted)
+    place = (shape.file, record.number)
+    return Demonstration(image, question, answer, task, owner, accepted, place)
 
 
 def _answer(turn: Turn, rule: str) -> tuple[str, tuple[str, ...]]:

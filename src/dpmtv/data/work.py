@@ -184,17 +184,19 @@ def write_report(
         chunks: rows of each chunk.
         null: chunks that gave nothing and counted as zero.
     """
-    place = {id(row): number for number, row in enumerate(rows, start=1)}
+    places = {id(row): row.place or (1, n) for n, row in enumerate(rows, start=1)}
+
+    def named(row: Demonstration | BadRow) -> dict[str, int]:
+        return dict(zip(("file", "row"), places[id(row)], strict=True))
+
     content = {
         "private": "This file tells about single records. Keep it with them.",
         "rows": len(rows),
         "bad_rows": [
-            {"row": number, "reason": row.reason}
-            for number, row in enumerate(rows, start=1)
-            if isinstance(row, BadRow)
+            {**named(row), "reason": row.reason} for row in rows if isinstance(row, BadRow)
         ],
         "chunks": len(chunks),
-        "null_chunks": [{"rows": [place[id(row)] for row in chunks[j]]} for j in null],
+        "null_chunks": [{"rows": [named(row) for row in chunks[j]]} for j in null],
     }
     scratch = path.with_name(f".{path.name}.tmp")
     with _private(scratch) as file:
