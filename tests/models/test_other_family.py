@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from dpmtv.data.prompts import BRIEF
 from dpmtv.models.adapters import EMBEDDED, VisionLanguageModel, load_model
 from dpmtv.models.extraction import preflight
 from dpmtv.models.mask_loss import MaskLoss, whole_pass_losses

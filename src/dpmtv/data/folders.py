@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dpmtv.data.textfiles import JsonDocument
 
 PICTURES = (
-    *(".bmp", ".dcm", ".gif", ".jp2", ".jpeg", ".jpg", ".pbm"),
+    *(".avif", ".bmp", ".dcm", ".gif", ".jp2", ".jpeg", ".jpg", ".pbm"),
     *(".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp"),
 )
 ONE_OF = "What is shown in this image? Answer with one of: {classes}."
