@@ -90,8 +90,8 @@ def test_layout_prompt_and_preflight(llava, record):
     assert llava.layout.head_dims == (20, 20, 20)
     prompt = Prompt((record,), record.query)
     assert llava.render(prompt) == (
-        "USER: <image>\nWhat digit is this? ASSISTANT: seven<end_of_utterance>"
-        "USER: <image>\nWhat digit is this? ASSISTANT:"
+        f"USER: <image>\nWhat digit is this?\n{BRIEF} ASSISTANT: seven<end_of_utterance>"
+        f"USER: <image>\nWhat digit is this?\n{BRIEF} ASSISTANT:"
     )
     assert llava.tokenizer.decode(llava.answer_ids(prompt, "rot")) == " rot<end_of_utterance>"
     preflight(llava, shots=2)
