@@ -153,6 +153,54 @@ def test_several_files_need_a_ledger_of_their_own(run, tmp_path):
     assert "public one too" in err
 
 
+def test_public_files_have_reading_options_of_their_own(run, tmp_path):
+    pictures(tmp_path)
+    private = write(tmp_path / "private.jsonl", rows(tmp_path, 12))
+    public = tmp_path / "public.txt"
+    lines = [f"{n}.png;Größe {n}?;groß" for n in range(12)]
+    public.write_bytes(("image;Frage;answer\n" + "\n".join(lines)).encode("cp1252"))
+    words = ["build", "embedded", private, "-o", tmp_path / "v", "--shots", 1, "--epsilon", 8]
+    words += ["--delta", 0.001, "--public", public, "--selection", "all", "--clip"]
+    options = ["format=csv", "encoding=cp1252", "column.question=Frage"]
+    told = [part for option in options for part in ("--public-option", option)]
+    code, _, err = run(*words, 5, *told)
+    assert code == 0, err
+    words[4] = tmp_path / "w"
+    code, _, err = run(*words, 5, "--public-option", "unit=who")
+    assert code == 2
+    assert "--public-option takes" in err
+
+
+def test_one_data_set_has_one_ledger(run, tmp_path):
+    folder = tmp_path / "study.v1"
+    folder.mkdir()
+    pictures(folder)
+    write(folder / "metadata.jsonl", rows(folder, 12))
+    assert run("build", "embedded", folder, "-o", tmp_path / "a", *QUICK)[0] == 0
+    code, _, err = run("build", "embedded", folder / "metadata.jsonl", "-o", tmp_path / "b", *QUICK)
+    assert code == 2
+    assert "spent or reserved" in err
+    classes = class_folders(folder, PLAIN)
+    assert run("build", "embedded", classes, "-o", tmp_path / "c", *QUICK)[0] == 0
+    assert (folder / "shapes.ledger").is_file()
+
+
+def test_data_check_tells_no_field_that_few_records_have(run, tmp_path):
+    pictures(tmp_path)
+    records = rows(tmp_path, 20)
+    for record in records[:3]:
+        record[CANARY] = "x"
+    for record in records:
+        record["\x1b[2J"] = record["\ud800"] = record["y" * 41] = "x"
+    file = write(tmp_path / "a.jsonl", records)
+    code, out, err = run("data", "check", file)
+    assert code == 0, err
+    assert "who (" in out
+    assert CANARY not in out
+    assert "\x1b[2J" not in out
+    assert "yyy" not in out
+
+
 def test_a_long_file_is_checked_in_bounded_memory(tmp_path):
     pictures(tmp_path)
 

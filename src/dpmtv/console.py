@@ -131,7 +131,7 @@ def print_data_report(report: DataReport, files: Sequence[tuple[str, str]]) -> N
         table.add_row("answer length", f"{_spread(report.answer)} characters")
         table.add_row("different answers", f"{report.distinct_answers}")
     if report.several_answers:
-        table.add_row("several answers accepted", f"{report.several_answers} records")
+        table.add_row("with several answers", f"{report.several_answers}")
     for what, places in (
         ("the same record again", report.repeated),
         ("the same picture, asked otherwise", report.same_pictures),

@@ -153,12 +153,20 @@ def test_leading_blank_lines_are_rows(folder):
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"\n", b" \r\n\n", codecs.BOM_UTF8, codecs.BOM_UTF8 + b"\n"]
+    "content", [b"", codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE]
 )
 def test_an_empty_file_is_refused(content, folder):
     (folder / "data.jsonl").write_bytes(content)
     with pytest.raises(DataError, match=r"data\.jsonl is empty\. Write records"):
         read_demonstrations(folder / "data.jsonl")
+
+
+@pytest.mark.parametrize("content", [b"\n", b" \n", b"\r\n", codecs.BOM_UTF8 + b"\n", b"\0"])
+def test_a_file_of_blank_lines_has_rows(content, folder):
+    """Or one record, in a file of blank ones, would decide whether there is a file."""
+    (folder / "data.jsonl").write_bytes(content)
+    reason = "not JSON" if content == b"\0" else "empty line"
+    assert read_demonstrations(folder / "data.jsonl") == [BadRow(1, reason)]
 
 
 @pytest.mark.parametrize(

@@ -393,3 +393,22 @@ def test_a_stop_by_the_user_is_no_unreadable_image(tmp_path, monkeypatch):
     monkeypatch.setattr(ImageFile.ImageFile, "load", stop)
     with pytest.raises(KeyboardInterrupt):
         load_image(tmp_path / "x.png")
+
+
+def test_a_jpeg_of_too_many_scans_is_refused(tmp_path):
+    file = io.BytesIO()
+    Image.new("RGB", (16, 16), (200, 20, 20)).save(file, "JPEG", progressive=True, comment=b"x")
+    content, scan = file.getvalue(), b"\xff\xda"
+    last = content.rindex(scan)
+    more = [content[:-2] + content[last:-2] * n + content[-2:] for n in (0, 100 - 10, 101)]
+    assert [one.count(scan) for one in more] == [10, 100, 111]
+    loud = scan * 200  # of metadata and of what follows the picture, such as a film, no scan
+    comment = b"\xff\xfe" + struct.pack(">H", len(loud) + 2) + loud
+    noisy = [content[:2] + comment + content[2:], content + loud]
+    path = tmp_path / "x.jpg"
+    for one in [*more[:2], *noisy]:
+        path.write_bytes(one)
+        assert_colour(path, (200, 20, 20), 4)
+    path.write_bytes(more[2])
+    with pytest.raises(UnreadableImage):
+        load_image(path)

@@ -1,5 +1,8 @@
 """The command line: parse, call one public function, print."""
 
+import io
+import sys
+
 from dpmtv.cli import data, engineer, officer
 from dpmtv.cli.common import app
 
@@ -8,4 +11,7 @@ __all__ = ["app", "data", "engineer", "main", "officer"]
 
 def main() -> None:
     """Entry point of ``dpmtv``."""
+    for stream in (sys.stdout, sys.stderr):  # a terminal without ε shows its number
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     app()

@@ -12,8 +12,6 @@ from dpmtv.console import print_data_report, print_json, progress_bars
 from dpmtv.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from dpmtv.data.check import DataReport
 
 records = typer.Typer(help="Files of records.", no_args_is_help=True)
@@ -40,6 +38,7 @@ Columns = Annotated[
     list[str], typer.Option("--column", help="A field by another name, as question=Frage.")
 ]
 Split = Annotated[str | None, typer.Option(help="Split of a Hugging Face dataset.")]
+_PUBLIC = ("format", "answers", "encoding", "images", "question", "ways", "split")
 
 
 def columns_of(named: list[str]) -> dict[str, str] | None:
@@ -83,8 +82,11 @@ def check(
         columns=columns_of(column),
         split=split,
     )
-    total = sum(1 for _ in iter_entries(data, options))
     with progress_bars() as progress:
+        total = 0
+        for total, _ in enumerate(iter_entries(data, options), start=1):
+            if total % 1000 == 0:
+                progress("counting", total, total)
         report: DataReport = check_data(
             iter_entries(data, options),
             unit=unit,
@@ -105,9 +107,19 @@ def reading(**options: Any) -> dict[str, Any]:
     return {**options, "columns": columns_of(options["columns"])}
 
 
-def meant_for(paths: Sequence[Path], how: dict[str, Any]) -> dict[str, Any]:
-    """Those of the options that mean something for these files, which may have other formats."""
-    from dpmtv.data.formats import MEANT_FOR, detect_format
-
-    formats = {detect_format(path) for path in paths}
-    return {k: v for k, v in how.items() if formats & MEANT_FOR.get(k, formats)}
+def public_reading(named: list[str]) -> dict[str, Any]:
+    """``["format=csv", "column.question=Frage"]`` as arguments of `read_demonstrations`."""
+    options: dict[str, Any] = {}
+    columns = []
+    for text in named:
+        name, sign, value = text.partition("=")
+        if name.startswith("column.") and sign:
+            columns.append(text.removeprefix("column."))
+        elif name in _PUBLIC and sign:
+            options[name] = int(value) if name == "ways" and value.isdecimal() else value
+        else:
+            raise UserError(
+                f"--public-option takes NAME=VALUE with NAME one of {', '.join(_PUBLIC)}, or "
+                "column.question and the like"
+            )
+    return {**options, "columns": columns_of(columns)}

@@ -20,7 +20,7 @@ from dpmtv.cli.data import (
     Images,
     Split,
     Ways,
-    meant_for,
+    public_reading,
     reading,
 )
 from dpmtv.console import print_json, print_rows, progress_bars
@@ -69,8 +69,11 @@ def build(
     epsilon: Annotated[float, typer.Option(help="ε, the privacy loss; 1 is a common choice.")],
     delta: Annotated[float, typer.Option(help="δ, below 1/n.")] = 1e-5,
     public: Annotated[
-        list[Path], typer.Option(help="Public records; read as DATA is, in their own format.")
+        list[Path], typer.Option(help="Public records, in a format of their own.")
     ] = [],  # noqa: B006 - typer copies it
+    public_option: Annotated[
+        list[str], typer.Option(help="How they are read, as encoding=cp1252; DATA has its own.")
+    ] = [],  # noqa: B006
     relation: Relation = "replace_one",
     unit: Unit = None,
     per_unit: Annotated[int, typer.Option(min=1, help="Most records of a unit that serve.")] = 1,
@@ -118,6 +121,7 @@ def build(
     """Turn private records into a task vector with an (ε, δ) guarantee per record or person."""
     from dpmtv.artifact import require_free
     from dpmtv.data.demonstrations import check_images, read_demonstrations, require_good
+    from dpmtv.data.formats import data_file
     from dpmtv.pipeline import build_task_vector
     from dpmtv.privacy.statement import statement
 
@@ -142,15 +146,15 @@ def build(
         require_good(check_images(rows), "the private file")
     others = None
     if public:
-        others = read_demonstrations(public, **meant_for(public, how))
+        others = read_demonstrations(public, **public_reading(public_option))
         require_good(check_images(others), "the public file")
     loaded = _load(model, revision=revision, instruction=instruction)
     if ledger is None and not no_ledger and (len(data) > 1 or not data[0].exists()):
         raise UserError("for several files, or data of a hub, name the ledger: --ledger FILE")
-    beside = data[0].resolve()  # where a link leads: one data set, one ledger
-    report = report or beside.with_suffix(".report.json")
-    book = None if no_ledger else ledger or beside.with_suffix(".ledger")
-    _apart(*data, output, report, book, work)
+    beside = data_file(data[0])  # one data set, one ledger
+    report = report or _beside(beside, ".report.json")
+    book = None if no_ledger else ledger or _beside(beside, ".ledger")
+    _apart(*map(data_file, data), output, report, book, work)
     typer.echo(
         f"One release at ε = {epsilon:g}, δ = {delta:g} under {relation} per {unit or 'record'}. "
         f"Rows that cannot be used are passed over in silence: {report} (private) names them, "
@@ -306,6 +310,11 @@ def evaluate(
 
 
 # --- helpers -------------------------------------------------------------------------------
+
+
+def _beside(data: Path, ending: str) -> Path:
+    """Where a file about the data goes; the dots of a folder's name belong to the name."""
+    return data.with_name(data.name + ending) if data.is_dir() else data.with_suffix(ending)
 
 
 def _apart(*paths: Path | None) -> None:

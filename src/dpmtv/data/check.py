@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from dpmtv.data.chunks import units_in_a_chunk
 from dpmtv.data.images import UnreadableImage, load_image, missing_extra
 from dpmtv.data.rows import BadRow
+from dpmtv.data.turns import is_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -27,6 +28,8 @@ Place = tuple[int, int]
 
 _SHOTS = (4, 2, 1)
 _ENOUGH_CHUNKS = 100  # fewer let the noise of ε = 1 win: docs/results.md
+_LONGEST_NAME = 40
+_MOST_FIELDS = 5
 _LARGE_UNIT = 5  # more records of one person hardly help: K = 4 demonstrations and a query
 
 
@@ -111,7 +114,9 @@ def check_data(
         if row.unit is not None:
             seen.units[_digest(row.unit)] += 1
         for name, value in entry.others.items():
-            seen.others.setdefault(name, Counter())[_digest(value)] += 1
+            # The name of a field can be a record's own doing, and is told only if most have it.
+            if len(name) <= _LONGEST_NAME and name.isprintable() and is_text(name):
+                seen.others.setdefault(name, Counter())[_digest(value)] += 1
         if entry.id is not None:
             named = _digest(entry.id)
             if named in seen.ids:
@@ -138,8 +143,8 @@ def check_data(
     report.could_be_units = [
         (name, len(values), max(values.values()))
         for name, values in seen.others.items()
-        if name != unit and 1 < len(values) < values.total()
-    ]
+        if name != unit and 1 < len(values) < values.total() and 2 * values.total() > report.records
+    ][:_MOST_FIELDS]
     report.suggestions = list(_suggestions(report, unit))
     return report
 
@@ -207,11 +212,16 @@ def _digest(text: str) -> bytes:
 
 def _suggestions(report: DataReport, unit: str | None) -> Iterator[str]:
     lost = sum(map(len, report.bad.values()))
-    if lost:
+    nameless = sum(len(report.bad.get(reason, ())) for reason in ("no unit", "unit is not text"))
+    if nameless:
+        yield f"{nameless} of {report.records} rows do not say whose they are: no build takes them."
+    if lost > nameless:
         yield (
-            f"{lost} of {report.records} rows cannot be used: correct or remove them, or build "
-            "passes over them in silence and their chunks work with less."
+            f"{lost - nameless} of {report.records} rows cannot be used: correct or remove them, "
+            "or build passes over them in silence and their chunks work with less."
         )
+    if len(report.bad.get("image file missing", ())) > report.records / 2:
+        yield "Most images are not where the paths lead: name the folder they start from, --images."
     if "not UTF-8" in report.bad:
         yield "If the text is of an older Windows program, try --encoding cp1252."
     if unit is None:
@@ -230,20 +240,20 @@ def _suggestions(report: DataReport, unit: str | None) -> Iterator[str]:
     per_unit = 1
     if report.per_unit is not None and report.per_unit.median > 1:
         per_unit = min(_LARGE_UNIT, int(report.per_unit.median))
-    if not n:
+    if not report.good:
         return
     sizes = {shots: n // units_in_a_chunk(shots, per_unit) for shots in _SHOTS}
     shots = next((k for k, m in sizes.items() if m >= _ENOUGH_CHUNKS), _SHOTS[-1])
     chunks = sizes[shots]
     if chunks < 1:
-        yield f"{n} record{'s' if n > 1 else ''} make no chunk of one demonstration and a query."
+        yield "There are too few for one chunk of a demonstration and a query."
         return
     options = f"--shots {shots} --chunks {chunks}" + (f" --per-unit {per_unit}" * (per_unit > 1))
     yield f"With these {n} {'units' if report.units is not None else 'records'}: {options}."
     if chunks < _ENOUGH_CHUNKS:
         yield (
-            f"{chunks} chunks are few: at ε = 1 expect little of the vector to survive the noise, "
-            "and weigh a larger ε or more records."
+            "Few chunks: at ε = 1 expect little of the vector to survive the noise, and weigh a "
+            "larger ε or more records."
         )
 
 

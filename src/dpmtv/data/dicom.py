@@ -116,7 +116,8 @@ def _require_honest_frame(file: BinaryIO, dataset: Any) -> None:
     file.seek(12, io.SEEK_CUR)  # tag, representation and length of the pixel data
     frame = get_frame(file, 0, number_of_frames=int(dataset.get("NumberOfFrames") or 1))
     with Image.open(io.BytesIO(frame), formats=("JPEG", "JPEG2000")) as image:
-        if image.size != (dataset.Columns, dataset.Rows):
+        # No transfer syntax that is read is progressive, and thousands of scans take hours.
+        if image.size != (dataset.Columns, dataset.Rows) or image.info.get("progressive"):
             raise ValueError
 
 

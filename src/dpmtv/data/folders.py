@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpmtv.data.stored import Record
+from dpmtv.data.turns import whole
 from dpmtv.errors import DataError
 
 if TYPE_CHECKING:
@@ -16,9 +18,11 @@ if TYPE_CHECKING:
 
     from dpmtv.data.textfiles import JsonDocument
 
-PICTURES = (
-    *(".avif", ".bmp", ".dcm", ".gif", ".jp2", ".jpeg", ".jpg", ".pbm"),
-    *(".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp"),
+PICTURES = (  # every ending of images.FORMATS, and of DICOM
+    *(".apng", ".avif", ".avifs", ".bmp", ".bw", ".dcm", ".dds", ".dicom", ".gif", ".icb"),
+    *(".icns", ".ico", ".j2c", ".j2k", ".jfif", ".jp2", ".jpc", ".jpe", ".jpeg", ".jpf"),
+    *(".jpg", ".jpx", ".mpo", ".pbm", ".pcx", ".pfm", ".pgm", ".png", ".pnm", ".ppm", ".qoi"),
+    *(".rgb", ".rgba", ".sgi", ".tga", ".tif", ".tiff", ".vda", ".vst", ".webp"),
 )
 ONE_OF = "What is shown in this image? Answer with one of: {classes}."
 TWO_WAYS = (
@@ -131,6 +135,8 @@ class VqaFile:
                     self.annotations.setdefault(key, {n: record.fields.get(n) for n in kept})
         self.asks, self.answers = "questions" in there, "annotations" in there
         if not (self.asks or self.answers):
+            if _is_report(document.path):
+                raise DataError(f"{self.path} is a build report, not data.")
             raise DataError(
                 f"{self.path} is one JSON object that lists neither questions nor annotations. "
                 "For one object a line, name the format: jsonl."
@@ -182,13 +188,24 @@ class Vqa:
         raise ValueError
 
 
+def _is_report(path: Path) -> bool:
+    """Whether it is what `dpmtv.data.work.write_report` writes."""
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(content, dict) and {"private", "bad_rows"} <= content.keys()
+
+
 def _number(stem: str) -> str:
     """COCO_train2014_000000000139 → 139; other names stay."""
-    found = re.fullmatch(r"(?:COCO_.*_)?0*(\d+)", stem)
-    return found[1] if found else stem
+    if len(stem) > 255:  # no file is called so; and Python reads no number of that length
+        return stem
+    before, _, last = stem.rpartition("_")
+    digits = last if before.startswith("COCO_") else stem
+    return (digits.lstrip("0") or "0") if digits.isdecimal() else stem
 
 
 def _id(value: Any) -> str | None:
-    if type(value) is int or (isinstance(value, str) and value.strip()):
-        return str(value)
-    return None
+    value = whole(value)
+    return value if isinstance(value, str) and value.strip() else None

@@ -164,20 +164,49 @@ def detect_format(path: Path | str) -> str:
     raise DataError(f"{path} has no format that its name tells. {_known()}")
 
 
+def data_file(path: Path | str) -> Path:
+    """The real file or folder that names a data set, so that one set has one name.
+
+    A metadata folder and the metadata file in it are the same data: both give the file. Links are
+    followed. A name on the Hub stays as it is.
+    """
+    path = Path(path)
+    if str(path).startswith("hf:/") or "\0" in str(path):
+        return path
+    real = Path(os.path.realpath(path))
+    try:
+        folder = os.path.isdir(real) and _kind_of_folder(real) == "metadata"
+    except DataError:  # reading it will say so
+        folder = False
+    return Path(os.path.realpath(_metadata_file(real) or real)) if folder else real
+
+
+def _metadata_file(folder: Path) -> Path | None:
+    there = (folder / name for name in _METADATA)
+    return next((file for file in there if os.path.exists(file)), None)
+
+
 def _kind_of_folder(path: Path) -> str:
     names = {entry.name: os.path.isdir(entry.path) for entry in listing(path)}
     if "dataset_dict.json" in names or {"state.json", "dataset_info.json"} <= names.keys():
         return "datasets"
     if any(name in names for name in _METADATA):
         return "metadata"
-    if any(names.values()):
+    folders = [path / name for name, is_folder in names.items() if is_folder]
+    inside = [str(folder) for folder in folders if _metadata_file(folder)]
+    if inside:  # splits: as class folders, their names would be the answers
+        raise DataError(f"{path} holds no records itself: name the folder inside: {_few(inside)}.")
+    if folders:
         return "classes"
     raise DataError(f"{path} is a folder, and none that holds records. {_known()}")
 
 
 def _known() -> str:
-    listed = "; ".join(f"{name}: {what}" for name, what in FORMATS.items())
-    return f"Name the format, one of: {listed}."
+    return f"Name the format, one of: {', '.join(FORMATS)}; see docs/formats."
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
 
 
 def _check(named: Sequence[Path | str], formats: Sequence[str], options: ReadOptions) -> None:
@@ -191,7 +220,7 @@ def _check(named: Sequence[Path | str], formats: Sequence[str], options: ReadOpt
         raise UserError("class folders do not say whose a picture is: leave unit out")
     known = set()
     for path in named:
-        real = str(path) if "\0" in str(path) else os.path.realpath(path)
+        real = data_file(path)
         if real in known:
             raise DataError(f"{path} is named twice.")
         known.add(real)
@@ -233,10 +262,10 @@ def _open(path: Path | str, format: str, options: ReadOptions) -> tuple[Containe
     if format == "classes":
         return ClassFolders(path, options.ways, options.question), path
     if format == "metadata":
-        there = [path / name for name in _METADATA if os.path.exists(path / name)]
-        if not there:
+        there = _metadata_file(path)
+        if there is None:
             raise DataError(f"{path} holds none of {', '.join(_METADATA)}.")
-        path = there[0]
+        path = there
         format = _ENDINGS[path.suffix]
     if format == "parquet":
         return Parquet(path, unit, columns), path.parent

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import threading
 import warnings
 from contextlib import contextmanager
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 MAX_PIXELS = 100_000_000
 """Larger images are refused from their header, before anything is decoded."""
 
+MAX_SCANS = 100
+"""JPEG files that come in more passes are refused: every pass goes over all pixels again."""
+
 # Pillow's other formats are left out: some start programs (EPS) or need Windows (WMF), some hold
 # documents or measurements (PSD, FITS), the rest nobody meets.
 # TGA comes last, because it has no signature: whatever another format claims is not asked of it.
@@ -34,6 +38,8 @@ FORMATS = (
 )
 
 _ERROR_STREAM = threading.Lock()
+_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")  # none of these lies inside a scan
+_START_OF_SCAN, _END = 0xDA, 0xD9
 _ORIENTATION, _PHOTOMETRIC = 0x0112, 262  # tags of EXIF and of TIFF
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -114,6 +120,8 @@ def _attempt(source: ImageSource) -> Image.Image | None:
                 if dicom:
                     return _upright_rgb(first_frame(file, MAX_PIXELS))
                 with Image.open(file, formats=FORMATS) as image:
+                    if image.format in ("JPEG", "MPO"):
+                        _require_few_scans(file)
                     return _upright_rgb(image)
     except Exception:  # decoders of damaged files raise nearly anything
         return None
@@ -152,6 +160,24 @@ def _silent_libtiff(image: Image.Image) -> Iterator[None]:
 def _require_size(image: Image.Image) -> None:
     if image.width * image.height > MAX_PIXELS:
         raise ValueError
+
+
+def _require_few_scans(file: BinaryIO) -> None:
+    """Walk over the markers of a JPEG: its metadata may hold anything, such as a second JPEG."""
+    there = file.tell()
+    file.seek(0)
+    content = file.read()
+    file.seek(there)
+    at, scans = 2, 0
+    while found := _MARKER.search(content, at):
+        at, kind = found.end(), content[found.end() - 1]
+        if kind == _END:
+            return
+        scans += kind == _START_OF_SCAN
+        if scans > MAX_SCANS:
+            raise ValueError
+        if kind >= 0xC0 and kind != 0xD8:  # only these tell their length
+            at += max(int.from_bytes(content[at : at + 2], "big"), 2)
 
 
 def _raw_mode(image: Image.Image) -> str:

@@ -12,7 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpmtv.data.stored import DATA_URI, InRecord, inner_images
-from dpmtv.data.turns import CONVERSATIONS, IMAGE_FIELDS, Bad, Turn, is_blank, is_text, turns_of
+from dpmtv.data.turns import (
+    CONVERSATIONS,
+    IMAGE_FIELDS,
+    Bad,
+    Turn,
+    is_blank,
+    is_text,
+    turns_of,
+    whole,
+)
 from dpmtv.types import Demonstration
 
 if TYPE_CHECKING:
@@ -25,6 +34,7 @@ FIELDS = (*IMAGE_FIELDS, *CONVERSATIONS, "question", "answer", "answers", "optio
 LISTS = ("images", "file_names", "images_file_names", *CONVERSATIONS, "answers", "options")
 MAX_TEXT = 16 * 2**20  # characters of a question or an answer
 _SHORT = 200  # characters of a name or a number of a client
+_PATH = 4096  # characters of a path; no system takes longer ones
 
 _ADDRESS = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 
@@ -97,13 +107,12 @@ def entries_of(record: Record, shape: Shape) -> list[Demonstration | BadRow]:
             return [found]
         owner = found
     named = {name: fields.get(shape.columns.get(name, name)) for name in FIELDS}
-    turns = attempt(lambda: turns_of(named))
+    turns = attempt(lambda: turns_of(named, first=shape.unit is None))
     if isinstance(turns, BadRow):
         return [turns]
-    if shape.unit is None:
-        turns = turns[:1]
+    sources = _Sources(record, shape)
     return [
-        attempt(lambda turn=turn: _demonstration(turn, named, owner, record, shape))  # type: ignore[misc]
+        attempt(lambda turn=turn: _demonstration(turn, named, owner, sources))  # type: ignore[misc]
         for turn in turns
     ]
 
@@ -112,8 +121,7 @@ def id_of(record: Record, shape: Shape) -> str | None:
     """The record's ``id``, where it has one that is text or a whole number."""
     if isinstance(record.fields, str):
         return None
-    value = record.fields.get(shape.columns.get("id", "id"))
-    value = str(value) if type(value) is int else value
+    value = whole(record.fields.get(shape.columns.get("id", "id")))
     return value if is_text(value) else None
 
 
@@ -131,7 +139,7 @@ def others_of(record: Record, shape: Shape) -> dict[str, str]:
 
 
 def _unit(value: Any) -> str:
-    value = str(value) if type(value) is int else value
+    value = whole(value)
     if is_blank(value):
         raise Bad("no unit")
     if not is_text(value):
@@ -140,25 +148,24 @@ def _unit(value: Any) -> str:
 
 
 def _demonstration(
-    turn: Turn, named: Mapping[str, Any], owner: str | None, record: Record, shape: Shape
+    turn: Turn, named: Mapping[str, Any], owner: str | None, sources: _Sources
 ) -> Demonstration:
     if not turn.images:
         raise Bad("no image")
     question = _text(turn.question, "question")
-    answer, accepted = _answer(turn, shape.answers)
+    answer, accepted = _answer(turn, sources.shape.answers)
     options = named["options"]
     if options is not None:
         if not isinstance(options, list):
             raise Bad("options is not a list")
         listed = ", ".join(_text(_number(option), "options") for option in options)
         question = f"{question}\nOptions: {listed}." if listed else question
-    task = named["task"]
-    task = str(task) if type(task) is int else task
+    task = whole(named["task"])
     if task is not None and not is_text(task):
         raise Bad("task is not text")
-    images = tuple(_source(image, record, shape) for image in turn.images)
+    images = tuple(sources.of(image) for image in turn.images)
     image = images if len(images) > 1 else images[0]
-    place = (shape.file, record.number)
+    place = (sources.shape.file, sources.record.number)
     return Demonstration(image, question, answer, task, owner, accepted, place)
 
 
@@ -184,12 +191,11 @@ def _answer(turn: Turn, rule: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _number(value: Any) -> Any:
-    """Numbers and truth values as text; 4.0 is "4", since tables turn whole numbers into it."""
+    """Numbers and truth values as text."""
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, float) and math.isfinite(value):
-        return str(int(value)) if value.is_integer() and abs(value) < 2**53 else repr(value)
-    return str(value) if type(value) is int and abs(value) < 10**1000 else value
+    value = whole(value)
+    return repr(value) if isinstance(value, float) and math.isfinite(value) else value
 
 
 def _text(value: Any, name: str) -> str:
@@ -202,13 +208,29 @@ def _text(value: Any, name: str) -> str:
     return str(value).replace("\r\n", "\n").replace("\r", "\n")
 
 
-def _source(reference: str | bytes, record: Record, shape: Shape) -> ImageSource:
-    if isinstance(reference, bytes) or reference[:5].lower() == "data:":
-        if isinstance(reference, str) and not DATA_URI.match(reference):
-            raise Bad("image data is not base64")
-        inner = inner_images(record.fields)
-        index = next(n for n, value in enumerate(inner) if value is reference)
-        return InRecord(shape.container, record.place, index)
+class _Sources:
+    """Where the images of one record are; each is looked for once, however often it is named."""
+
+    def __init__(self, record: Record, shape: Shape) -> None:
+        self.record, self.shape = record, shape
+        self._files: dict[str, Path] = {}
+        self._inner: dict[int, int] = {}  # id of what is an image itself → its number
+
+    def of(self, reference: str | bytes) -> ImageSource:
+        """The image that a record names or holds."""
+        if isinstance(reference, bytes) or reference[:5].lower() == "data:":
+            if isinstance(reference, str) and not DATA_URI.match(reference):
+                raise Bad("image data is not base64")
+            if not self._inner:
+                for number, value in enumerate(inner_images(self.record.fields)):
+                    self._inner.setdefault(id(value), number)
+            return InRecord(self.shape.container, self.record.place, self._inner[id(reference)])
+        if reference not in self._files:
+            self._files[reference] = _file(reference, self.shape.folder)
+        return self._files[reference]
+
+
+def _file(reference: str, folder: Path) -> Path:
     if reference[:5].lower() == "file:":
         reference = re.sub(r"^(//localhost|//)(?=/)", "", reference[5:], flags=re.IGNORECASE)
         if reference.startswith("//"):
@@ -216,8 +238,10 @@ def _source(reference: str | bytes, record: Record, shape: Shape) -> ImageSource
         reference = urllib.parse.unquote(reference)
     elif _ADDRESS.match(reference):
         raise Bad("image is a web address")
-    for name in (reference, reference.replace("\\", "/")):  # Windows writes the second as the first
-        path = shape.folder / name
-        if os.path.isfile(path):
-            return path
+    if len(reference) <= _PATH:
+        # Windows writes the second as the first.
+        for name in (reference, reference.replace("\\", "/")):
+            path = folder / name
+            if os.path.isfile(path):
+                return path
     raise Bad("image file missing")

@@ -8,6 +8,8 @@ import io
 import json
 import os
 import re
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +26,9 @@ if TYPE_CHECKING:
 
 _DELIMITERS = ",;\t|"
 _PLAIN = re.compile(r"u?int\d+$|(large_)?string$")
+_TOLD = re.compile(r"sep=([^\w\s\"]|\t)\r?", re.IGNORECASE)  # Excel's line above the header
 _CELL = 2**31 - 1  # what Python allows in a cell; it is the record that is measured
+_BUFFER = 2**20  # bytes; without it, a column of a whole row group is held
 _BATCH = 32  # rows held at once; each may carry large images
 
 
@@ -52,8 +56,8 @@ def used_columns(
         missing = [name for name, fields in wanted.items() if not there(*fields)]
     if missing:
         raise DataError(
-            f"{what} has no column {', '.join(missing)}. If columns have other names, say which: "
-            "columns={'question': 'their name'}."
+            f"{what} has no column {', '.join(missing)}. If columns have other names, say which "
+            "(columns={'question': 'THEIRS'} / --column question=THEIRS)."
         )
     used = {columns.get(name, name) for name in FIELDS} | {unit}
     found = [name for name in names if name in used or name in plain]
@@ -69,16 +73,25 @@ class Csv:
         self, text: TextFile, tabs: bool, unit: str | None, columns: Mapping[str, str]
     ) -> None:
         self._text, self.place = text, text.place
+        open_file(text.path).close()  # refuses what begins like a zip file
         first = text.decode(next(text.lines())[1] or b"")
         self._end = "\r" if re.search(r"\r(?!$)", first) else "\n"  # as on old Macs
         header = first.partition("\r")[0]
+        told = _TOLD.fullmatch(header)
+        self._skipped = 1 if told else 0
+        for _, raw in islice(text.lines(self._end), self._skipped, self._skipped + 1):
+            header = text.decode(raw or b"")
         self._delimiter = "\t" if tabs else max(_DELIMITERS, key=header.count)
+        self._delimiter = told[1] if told else self._delimiter
         if not is_text(header):
-            raise DataError(f"{text.path}, line 1: {text.not_text}. Name the encoding.")
-        self._header: list[str] = []
-        for row, _, _ in self._rows():
-            self._header = [name.strip() for name in row]
-            break
+            raise DataError(
+                f"{text.path}, line 1: {text.not_text}. Name the encoding "
+                "(encoding='cp1252' / --encoding cp1252)."
+            )
+        row = next(self._rows(), ([], 0, 0))[0]
+        if isinstance(row, str):
+            raise DataError(f"{text.path}, line 1: its quotes or line ends do not match.")
+        self._header = [name.strip() for name in row]
         used_columns(self._header, text.path, unit, columns)
         self._lists = {columns.get(name, name) for name in LISTS}
 
@@ -86,7 +99,8 @@ class Csv:
         """All records below the header, blank lines included."""
         for number, (row, start, length) in enumerate(self._rows()):
             if number:
-                yield Record(number, self._fields(row), (start, length))
+                fields = row if isinstance(row, str) else self._fields(row)
+                yield Record(number, fields, (start, length))
 
     def again(self, place: tuple[int, ...]) -> Any:
         """One record, read anew."""
@@ -94,26 +108,37 @@ class Csv:
         lines = text.split("\r") if self._end == "\r" else io.StringIO(text, newline="\n")
         return self._fields(next(csv.reader(lines, delimiter=self._delimiter)))
 
-    def _rows(self) -> Iterator[tuple[list[str], int, int]]:
-        """Cells, offset and length of every record."""
+    def _rows(self) -> Iterator[tuple[list[str] | str, int, int]]:
+        """Cells (or why there are none), offset and length of every record."""
         csv.field_size_limit(max(csv.field_size_limit(), _CELL))
         pulled: list[tuple[int, int]] = []
+        count, long, ended = self._skipped, False, False
 
         def lines() -> Iterator[str]:
-            for offset, raw in self._text.lines(self._end):
+            nonlocal count, long, ended
+            for offset, raw in islice(self._text.lines(self._end), self._skipped, None):
+                count, long = count + 1, long or raw is None
                 pulled.append((offset, offset + len(raw or b"")))
-                yield ("\udcff" if raw is None else self._text.decode(raw)) + "\n"
+                yield ("" if raw is None else self._text.decode(raw)) + "\n"
+            ended = True
 
         reader = csv.reader(lines(), delimiter=self._delimiter, strict=True)
-        problem = None
-        try:
-            for row in reader:
-                yield row, pulled[0][0], pulled[-1][1] - pulled[0][0]
-                pulled.clear()
-        except csv.Error:
-            problem = f"line {reader.line_num}: the quotes or line ends around it do not match"
-        if problem is not None:
-            raise DataError(f"{self._text.path}, {problem}.")
+        row: list[str] | str | None
+        while True:
+            try:
+                row = next(reader, None)
+            except csv.Error:  # the reader goes on with the next line
+                row = None if ended else "cannot be read"
+            if row is None:
+                break
+            yield "too long" if long else row, pulled[0][0], pulled[-1][1] - pulled[0][0]
+            pulled.clear()
+            long = False
+        if pulled:
+            raise DataError(
+                f"{self._text.path}, line {count - len(pulled) + 1}: a quote opens in this row "
+                "and stays open to the end of the file."
+            )
 
     def _fields(self, row: list[str]) -> dict[str, Any] | str:
         if not row or not any(cell.strip() for cell in row):
@@ -135,8 +160,19 @@ def _listed(cell: str) -> Any:
         return cell or None
     try:
         return json.loads(cell)
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError, MemoryError):
         return cell
+
+
+@dataclass
+class _Cursor:
+    """The rows of a row group that were decoded last, and the batches after them."""
+
+    group: int
+    more: Iterator[Any]
+    batch: Any = None
+    first: int = 0
+    rows: int = 0
 
 
 class Parquet:
@@ -145,6 +181,7 @@ class Parquet:
     def __init__(self, path: Path, unit: str | None, columns: Mapping[str, str]) -> None:
         open_file(path).close()
         self.path, self.place = path, file_place(path)
+        self._held: _Cursor | None = None
         schema = self._open().schema_arrow
         plain = [column.name for column in schema if _PLAIN.match(str(column.type))]
         self._used = used_columns(schema.names, path, unit, columns, plain)
@@ -153,31 +190,38 @@ class Parquet:
         """All rows in order."""
         file, number = self._open(), 0
         for group in range(file.num_row_groups):
-            for row, fields in enumerate(self._rows(file, group)):
-                number += 1
-                yield Record(number, fields, (group, row))
+            row = 0
+            for batch in self._batches(file, group):
+                for fields in _as_fields(batch):
+                    yield Record(number + row + 1, fields, (group, row))
+                    row += 1
+            number += row
 
     def again(self, place: tuple[int, ...]) -> Any:
-        """One row, read anew with what comes before it in its row group."""
+        """One row, read anew; rows asked for in order are not searched for from the start."""
         if file_place(self.path) != self.place:
             raise ValueError("the file has changed")
-        for row, fields in enumerate(self._rows(self._open(), place[0], only=place[1])):
-            if row == place[1]:
-                return fields
-        raise ValueError("the row is not there")
+        group, row = place
+        held, self._held = self._held, None  # no other thread shares it
+        if held is None or held.group != group or row < held.first:
+            held = _Cursor(group, self._batches(self._open(), group))
+        while row >= held.first + held.rows:
+            held.first += held.rows
+            held.batch = _attempt(lambda: next(held.more, None))
+            if held.batch is None:
+                raise ValueError("the row is not there")
+            held.rows = held.batch.num_rows
+        self._held = held
+        return next(_as_fields(held.batch.slice(row - held.first, 1)))
 
-    def _rows(self, file: Any, group: int, only: int | None = None) -> Iterator[Any]:
+    def _batches(self, file: Any, group: int) -> Iterator[Any]:
         batches = file.iter_batches(_BATCH, row_groups=[group], columns=self._used)
         while (batch := _safely(lambda: next(batches, None), self._damaged)) is not None:
-            if only is None or only < batch.num_rows:
-                yield from _as_fields(batch)
-            else:
-                yield from [None] * batch.num_rows
-            only = None if only is None else only - batch.num_rows
+            yield batch
 
     def _open(self) -> Any:
         parquet = _library("pyarrow.parquet")
-        return _safely(lambda: parquet.ParquetFile(self.path), self._damaged)
+        return _safely(lambda: parquet.ParquetFile(self.path, buffer_size=_BUFFER), self._damaged)
 
     @property
     def _damaged(self) -> str:
@@ -206,7 +250,10 @@ class Dataset:
             if split is None and len(found) == 1:
                 split = next(iter(found))
             if split not in found:
-                raise DataError(f"{name} has the splits {', '.join(found)}. Name one with split.")
+                raise DataError(
+                    f"{name} has the splits {', '.join(found)}. Name one with split "
+                    f"(split={next(iter(found))!r} / --split {next(iter(found))})."
+                )
             found = found[split]
         elif split is not None:
             raise DataError(f"{name} has no splits. Leave split out.")

@@ -7,7 +7,7 @@ import json
 import os
 import re
 import stat
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from dpmtv.data.stored import Record, file_place
 from dpmtv.data.turns import is_text
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-MAX_RECORD = 256 * 2**20  # bytes of a line, characters of a CSV record
+MAX_RECORD = 64 * 2**20  # bytes of a line, characters of a CSV record
 
 _MARKS = (  # UTF-32 first: its mark begins with that of UTF-16
     (codecs.BOM_UTF8, "utf-8"),
@@ -26,12 +26,27 @@ _MARKS = (  # UTF-32 first: its mark begins with that of UTF-16
     (codecs.BOM_UTF16_LE, "utf-16-le"),
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
+_PACKED = (  # how files begin that hold others
+    (b"PK\x03\x04", "is a zip (or Excel) file: unpack it, or export the sheet as CSV"),
+    (b"\x1f\x8b", "is a gzip file: unpack it"),
+)
 _SPACE = re.compile(r"[ \t\n\r]*")
-_BLANK = b" \t\r\n\v\f\0"
+_SIGNS = re.compile(r'\\.|["\[\]{}]', re.DOTALL)
+# Encodings in which a record can change how what follows is read, or that are none of files.
+_REFUSED = re.compile(r"utf-7|hz|iso2022.*|punycode|idna|.*unicode.escape")
+_AS_LINES = "For one object a line, name the format (format='jsonl' / --format jsonl)."
 
 
-def open_file(path: Path) -> IO[bytes]:
-    """The file, open for reading.
+def _half(error: UnicodeError) -> tuple[str, int]:
+    """Half a character for what UTF-16 or UTF-32 does not allow: the rest stays as it is."""
+    return "\udcff", cast("UnicodeDecodeError", error).end
+
+
+codecs.register_error("dpmtv-half", _half)
+
+
+def open_file(path: Path, packed: bool = False) -> IO[bytes]:
+    """The file, open for reading. With ``packed`` it may begin like a zip file.
 
     Raises:
         DataError: it is not there, cannot be read, or is no ordinary file (a pipe, a device).
@@ -40,14 +55,28 @@ def open_file(path: Path) -> IO[bytes]:
     try:
         mode = os.stat(path).st_mode
         if stat.S_ISREG(mode):
-            return path.open("rb")
-        if stat.S_ISDIR(mode):
+            file = path.open("rb")
+            kind = None if packed else _packed(file, path)
+            if kind is None:
+                return file
+            file.close()
+            problem = kind
+        elif stat.S_ISDIR(mode):
             problem = "is a folder. Name the file inside it"
     except (FileNotFoundError, NotADirectoryError):
         problem = "does not exist. Check the path"
     except (OSError, ValueError):  # ValueError: a null character in the path
         problem = "cannot be read. Check the path and its permissions"
     raise DataError(f"{path} {problem}.")
+
+
+def _packed(file: IO[bytes], path: Path) -> str | None:
+    """What it is instead of a file of records."""
+    start = file.read(4)
+    file.seek(0)
+    if path.suffix.lower() in (".jsonl", ".ndjson"):  # the beginning belongs to a record
+        return None
+    return next((what for begin, what in _PACKED if start.startswith(begin)), None)
 
 
 class TextFile:
@@ -57,14 +86,10 @@ class TextFile:
     """
 
     def __init__(self, path: Path, encoding: str | None = None) -> None:
-        with open_file(path) as file:
-            head = file.read(4)
-            file.seek(0)
-            while piece := file.read(2**14):
-                if piece.removeprefix(codecs.BOM_UTF8).strip(_BLANK):
-                    break
-            else:
-                raise DataError(f"{path} is empty. Write records into it.")
+        with open_file(path, packed=True) as file:
+            head = file.read(5)
+        if head in (b"", *(mark for mark, _ in _MARKS)):
+            raise DataError(f"{path} is empty. Write records into it.")
         self.path, self.place = path, file_place(path)
         wanted = None if encoding is None else _normal(encoding)
         self.start, self.encoding = 0, wanted or "utf-8"
@@ -75,7 +100,8 @@ class TextFile:
         if self.encoding in ("utf-16", "utf-32"):
             self.encoding += "-le"
         wide = self.encoding.startswith(("utf-16", "utf-32"))
-        self._errors = "surrogatepass" if wide else "surrogateescape"
+        self._errors = "dpmtv-half" if wide else "surrogateescape"
+        self._back = "surrogatepass" if wide else "surrogateescape"
         self.not_text = "not UTF-8" if self.encoding == "utf-8" else "not in its encoding"
 
     def decode(self, raw: bytes) -> str:
@@ -88,14 +114,14 @@ class TextFile:
     def encoded_length(self, text: str) -> int:
         """How many bytes of the file ``text`` took."""
         try:
-            return len(text.encode(self.encoding, self._errors))
+            return len(text.encode(self.encoding, self._back))
         except UnicodeError:  # such a place cannot be found again
             return 0
 
     def lines(self, end: str = "\n") -> Iterator[tuple[int, bytes | None]]:
         """Offset and bytes of every line, without its end; None for one longer than MAX_RECORD."""
         newline = end.encode(self.encoding)
-        with open_file(self.path) as file:
+        with open_file(self.path, packed=True) as file:
             file.seek(self.start)
             if newline == b"\n":
                 yield from _short_lines(file)
@@ -107,7 +133,7 @@ class TextFile:
             while found >= 0 and found % len(newline):
                 found = data.find(newline, found + 1)
             stop = len(data) if found < 0 else found
-            yield self.start + start, data[start:stop]
+            yield self.start + start, data[start:stop] if stop - start <= MAX_RECORD else None
             start = stop + len(newline)
 
     def read_at(self, place: tuple[int, ...]) -> bytes:
@@ -120,12 +146,19 @@ class TextFile:
 
 
 def _normal(encoding: str) -> str:
+    refused = False
     try:
         name = codecs.lookup(encoding).name
-        if "\n".encode(name) and b"".decode(name) == "":
+        refused = bool(_REFUSED.fullmatch(name))
+        if not refused and "\n".encode(name) and b"".decode(name) == "":
             return name.removesuffix("-sig")
     except (LookupError, ValueError):  # also codecs that are no encodings of text
         pass
+    if refused:
+        raise UserError(
+            f"encoding {encoding!r} is not read: in it one record could change how the next are "
+            "read. Save the file as UTF-8."
+        )
     raise UserError(f"encoding {encoding!r} is not known. Examples: utf-8, utf-16, cp1252.")
 
 
@@ -164,6 +197,8 @@ class JsonLines:
             value = json.loads(text)
         except (ValueError, RecursionError):  # ValueError also for integers of absurd length
             return "not JSON"
+        except MemoryError:  # objects take many times their text
+            return "too long"
         return value if isinstance(value, dict) else "not an object"
 
 
@@ -182,8 +217,8 @@ class JsonDocument:
         else:
             return
         raise DataError(
-            f"{self.path} holds one object, not a list of records. For one object a line, "
-            "name the format: jsonl."
+            f"{self.path} holds one object, not a list of records. If the list is a member of it, "
+            f"write that list alone into a file. {_AS_LINES}"
         )
 
     def elements(self) -> Iterator[tuple[str | None, Record]]:
@@ -204,22 +239,24 @@ class JsonDocument:
                 length, done = self._text.encoded_length(raw), stop
                 if not is_text(raw):
                     value = self._text.not_text
+                elif isinstance(value, _Unread):
+                    value = str(value)
                 elif not isinstance(value, dict):
                     value = "not an object"
                 yield name, Record(0, value, (offset, length))
                 offset += length
         except json.JSONDecodeError as error:
             problem = f"is not one JSON document: line {error.lineno} cannot be read"
-        except RecursionError:
-            problem = "nests too deep"
         if problem is not None:
-            raise DataError(
-                f"{self.path} {problem}. For one object a line, name the format: jsonl."
-            )
+            raise DataError(f"{self.path} {problem}. {_AS_LINES}")
 
     def again(self, place: tuple[int, ...]) -> Any:
         """One element, read anew."""
-        return json.loads(self._text.decode(self._text.read_at(place)))
+        return _Scanner(self._text.decode(self._text.read_at(place))).value()[0]
+
+
+class _Unread(str):
+    """Why an element of a document was passed over."""
 
 
 class _Scanner:
@@ -238,15 +275,15 @@ class _Scanner:
             self._sign("}")
         else:
             while True:
-                name, start, _ = self._value()
-                if not isinstance(name, str):
+                name, start, _ = self.value()
+                if type(name) is not str:
                     raise json.JSONDecodeError("", self._text, start)
                 self._sign(":")
                 if self._peek() == "[":
                     self._sign("[")
                     yield from self._elements(name)
                 else:
-                    self._value()
+                    self.value()
                 if self._sign(",}") == "}":
                     break
         if self._peek():
@@ -255,7 +292,7 @@ class _Scanner:
     def _elements(self, name: str | None) -> Iterator[tuple[str | None, Any, int, int]]:
         sign = self._sign("]") if self._peek() == "]" else ","
         while sign == ",":
-            yield (name, *self._value())
+            yield (name, *self.value())
             sign = self._sign(",]")
 
     def _peek(self) -> str:
@@ -269,8 +306,29 @@ class _Scanner:
         self._at += 1
         return found
 
-    def _value(self) -> tuple[Any, int, int]:
+    def value(self) -> tuple[Any, int, int]:
+        """The next value, where it starts and where it ends."""
         self._peek()
-        start = self._at
-        value, self._at = self._decoder.raw_decode(self._text, start)
+        start, problem = self._at, ""
+        try:
+            value, self._at = self._decoder.raw_decode(self._text, start)
+        except RecursionError:
+            problem = "not JSON"
+        except MemoryError:
+            problem = "too long"
+        if problem:
+            value, self._at = _Unread(problem), self._end(start)
         return value, start, self._at
+
+    def _end(self, start: int) -> int:
+        """Where the value at ``start`` ends, by its quotes and brackets alone."""
+        depth, quoted = 0, False
+        for found in _SIGNS.finditer(self._text, start):
+            sign = found[0]
+            if sign == '"':
+                quoted = not quoted
+            elif not quoted and sign in "[]{}":
+                depth += 1 if sign in "[{" else -1
+            if depth == 0 and not quoted:
+                return found.end()
+        raise json.JSONDecodeError("", self._text, start)

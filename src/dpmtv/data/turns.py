@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
+import decimal
+import itertools
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ CONVERSATIONS = ("messages", "conversations")
 
 _ROLES = {"user": "user", "human": "user", "assistant": "assistant", "gpt": "assistant"}
 _MARK = "<image>"
+_INHERITED = 16  # images that a turn has from those before it; all of a long talk would be n²
 
 
 class Bad(Exception):  # noqa: N818 - never leaves the readers
@@ -37,8 +39,8 @@ class Turn:
     answers: Any = None
 
 
-def turns_of(named: Mapping[str, Any]) -> list[Turn]:
-    """The turns of a conversation; one, where the record is none.
+def turns_of(named: Mapping[str, Any], first: bool = False) -> list[Turn]:
+    """The turns of a conversation, or the first alone; one, where the record is none.
 
     Raises:
         Bad: it holds nothing of the kind.
@@ -50,44 +52,61 @@ def turns_of(named: Mapping[str, Any]) -> list[Turn]:
         return [Turn(images, named["question"], named["answer"], named["answers"])]
     if not isinstance(talk, list) or not all(isinstance(message, dict) for message in talk):
         raise Bad("conversation is not a list")
-    return _talk(talk, images)
+    return _shown(_talk(talk, images)[: 1 if first else None])
 
 
-def _talk(messages: Sequence[Mapping[str, Any]], given: Sequence[str | bytes]) -> list[Turn]:
+@dataclass
+class _Said:
+    """A turn in the making: what is asked, its own images, and the answer."""
+
+    asked: list[Any] = field(default_factory=list)
+    images: list[str | bytes] = field(default_factory=list)
+    answer: Any = None
+
+
+def _talk(messages: Sequence[Mapping[str, Any]], given: Sequence[str | bytes]) -> list[_Said]:
     """Every user message with the assistant message after it; what others say is left out."""
-    turns: list[Turn] = []
-    asked: list[Any] = []
-    own: list[str | bytes] = []
-    seen: list[str | bytes] = []
-    rest = list(given)
+    turns: list[_Said] = []
+    rest = iter(given)
+    open_turn = _Said()
 
-    def close(answer: Any) -> None:
-        if not turns and not own and rest:  # no mark says where they belong
-            own.extend(rest)
-            rest.clear()
-        seen.extend(own)
-        turns.append(Turn(list(own or seen), _joined(asked), answer))
-        asked.clear()
-        own.clear()
+    def close() -> None:
+        if not turns and not open_turn.images:  # no mark says where they belong
+            open_turn.images.extend(rest)
+        turns.append(open_turn)
 
     for message in messages:
         role = message.get("role") if message.get("role") is not None else message.get("from")
         content = message.get("content")
         content = message.get("value") if content is None else content
         kind = _ROLES.get(role) if isinstance(role, str) else None
-        if kind is None or (kind == "assistant" and not asked):
+        if kind is None or (kind == "assistant" and not open_turn.asked):
             continue
         texts, images, marks = _parts(content, bool(given))
         if kind == "assistant":
-            close(_joined(texts))
+            open_turn.answer = _joined(texts)
+            close()
+            open_turn = _Said()
             continue
-        asked += texts or [""]
-        own += images + rest[:marks]
-        del rest[:marks]
-    if asked:
-        close(None)
+        open_turn.asked += texts or [""]
+        open_turn.images += images
+        open_turn.images += itertools.islice(rest, marks)
+    if open_turn.asked:
+        close()
     if not turns:
         raise Bad("no question")
+    turns[0].images.extend(rest)  # more images than marks: none is lost
+    return turns
+
+
+def _shown(said: Sequence[_Said]) -> list[Turn]:
+    """Turns with their images; one without its own has the last of those before it."""
+    turns: list[Turn] = []
+    seen: tuple[str | bytes, ...] = ()  # one for many turns
+    for turn in said:
+        if turn.images:
+            seen = (*seen, *turn.images)[-_INHERITED:]
+        turns.append(Turn(turn.images or seen, _joined(turn.asked), turn.answer))
     return turns
 
 
@@ -118,7 +137,7 @@ def _parts(content: Any, marked: bool) -> tuple[list[Any], list[str | bytes], in
             continue
         if marked and isinstance(part, str) and _MARK in part:
             marks += part.count(_MARK)
-            part = re.sub(rf"\s*{_MARK}\s*", " ", part).strip()
+            part = " ".join(piece.strip() for piece in part.split(_MARK)).strip()
         if part is not None and part != "":
             texts.append(part)
     return texts, images, marks
@@ -152,3 +171,12 @@ def is_text(value: Any) -> bool:
 def is_blank(value: Any) -> bool:
     """Whether nothing is there, or white space alone."""
     return value is None or (isinstance(value, str) and not value.strip())
+
+
+def whole(value: Any) -> Any:
+    """Numbers that can name something, as text; tables turn the whole number 3 into 3.0."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        value = int(value)
+    if isinstance(value, decimal.Decimal) and value.is_finite() and abs(value.adjusted()) < 1000:
+        return str(int(value)) if value == value.to_integral_value() else f"{value:f}"
+    return str(value) if type(value) is int and abs(value) < 10**1000 else value
