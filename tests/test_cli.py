@@ -150,7 +150,7 @@ def test_bad_parameters_exit_2_with_one_line_and_nothing_written(
     [
         (None, "does not exist"),
         ("", "is empty"),
-        ("\n\n", "is empty"),
+        ("\n\n", "there are 2"),
     ],
 )
 def test_unusable_private_files(run, tmp_path, public, content, message):
