@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
+import json
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import dpmtv
 from conventions import BY_NAME, CONVENTIONS, PUBLIC_TASKS, SUITE  # training/
 from sequences import RuleSource
 from words import DEV_HELD_OUT, HELD_OUT, POOL
@@ -69,3 +74,49 @@ def test_no_rule_of_training_is_a_held_out_one(drawn):
             assert not any(
                 mixed == {(p.family, p.answers) for p in t.rules} for t in SUITE if len(t.rules) > 1
             )
+
+
+DATA = Path(dpmtv.__file__).parent / "embedded" / "data"
+
+
+def test_the_committed_files_are_the_suite():
+    assert json.loads((DATA / "suite.json").read_text("utf-8")) == {t.name: t.group for t in SUITE}
+    assert {p.name for p in (DATA / "tasks").iterdir()} == {t.name for t in SUITE}
+    public = read(DATA / "public.jsonl")
+    assert Counter(r["task"] for r in public) == {r.name: 60 for r in PUBLIC_TASKS}
+    for task in SUITE:
+        files = {p.stem: read(p) for p in (DATA / "tasks" / task.name).iterdir()}
+        sizes = {name: len(rows) for name, rows in files.items()}
+        assert sizes["private"] == 1000
+        assert (sizes["test"], sizes["public-same-rule"]) == (100, 60)
+        assert sizes["sealed"] in (197, 300)
+        assert max(Counter(r["unit"] for r in files["private"]).values()) > 1
+        # Clean files follow the rule; the private ones as far as the annotators do.
+        words = {answer for rule in task.rules for answer in rule.answers}
+        for name in ("test", "sealed", "public-same-rule"):
+            assert {r["answer"] for r in files[name]} <= words
+        strange = sum(r["answer"] not in words for r in files["private"]) / 1000
+        assert abs(strange - (task.noise if task.other else 0)) < 0.06
+
+
+def test_no_picture_is_in_two_splits():
+    found: dict[str, set[bytes]] = {}
+    public = {r["image"].split("/")[-1] for r in read(DATA / "public.jsonl")}
+    found["public"] = {image(name) for name in public}
+    for path in (DATA / "tasks").glob("*/*.jsonl"):
+        names = {r["image"].split("/")[-1] for r in read(path)}
+        split = "public" if path.stem == "public-same-rule" else path.stem
+        found.setdefault(split, set()).update(map(image, names))
+    assert set(found) == {"public", "private", "test", "sealed"}
+    for one, other in itertools.combinations(found, 2):
+        assert not found[one] & found[other], (one, other)
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+@functools.cache
+def image(name: str) -> bytes:
+    (path,) = (DATA / "images").rglob(name)
+    return path.read_bytes()

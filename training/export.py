@@ -128,6 +128,7 @@ def export_data(splits: dict[str, list[Picture]], target: Path) -> None:
 def export_model(model: torch.nn.Module, processor: object, target: Path) -> None:
     """The model as a standard Hugging Face folder in half precision."""
     shutil.rmtree(target, ignore_errors=True)
+    model.config.answer_instruction = ""  # trained on bare questions, unlike its family
     model.half().save_pretrained(target)
     processor.save_pretrained(target)
     (target / "README.md").write_text(CARD, "utf-8")
