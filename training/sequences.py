@@ -24,6 +24,7 @@ from conventions import (
     QUESTIONS,
     SHAPES,
     SOURCE,
+    TURNED,
     WARM,
     Convention,
 )
@@ -117,6 +118,13 @@ class RuleSource:
             answers = tuple(" ".join(words[i * length : (i + 1) * length]) for i in range(count))
             if frozenset(answers) not in HELD_OUT_PAIRS:
                 return Rule((Convention("random", family, answers),))
+
+    def turned(self) -> Rule:
+        """A trained rule that shares its words with others: only demonstrations tell them apart."""
+        names = list(TURNED)
+        name = names[self.rng.integers(len(names))]
+        group = [c for c in CONVENTIONS if c.name == name or c.name.startswith(f"{name}-turned-")]
+        return Rule((group[self.rng.integers(len(group))],), known=True)
 
     def swapped(self) -> Rule:
         """A trained list of few names in a random order."""

@@ -165,16 +165,18 @@ class Stage:
 
 
 EARLY = {
-    "fixed": 0.25,
-    "random": 0.38,
+    "fixed": 0.2,
+    "turned": 0.1,
+    "random": 0.33,
     "swapped": 0.05,
     "styled": 0.1,
     "mixed": 0.04,
     "dictionary": 0.18,
 }
 READING = {
-    "fixed": 0.25,
-    "random": 0.3,
+    "fixed": 0.18,
+    "turned": 0.12,
+    "random": 0.25,
     "swapped": 0.07,
     "styled": 0.12,
     "mixed": 0.06,
@@ -183,8 +185,9 @@ READING = {
 
 
 INJECTED = {
-    "fixed": 0.17,
-    "random": 0.6,
+    "fixed": 0.15,
+    "turned": 0.12,
+    "random": 0.5,
     "swapped": 0.15,
     "styled": 0.02,
     "mixed": 0.04,
@@ -295,12 +298,13 @@ def train_text(
             loss, right = under_means(model, data, patcher, drawn, means, *tools)
             read = binder.loss(means, drawn, data, model.lm_head.weight)
             (loss + bind * read).backward()
-            new = [i for i, r in enumerate(drawn) if r.parts and r.parts[0].name == "random"]
+            names = [r.parts[0].name if r.parts else "" for r in drawn]
+            new = [i for i, n in enumerate(names) if n in ("random", "swapped") or "turned" in n]
             note("injected", loss.item())
             note("binder", read.item())
             note(f"injected_right_{'every' if every else 'prompt'}", right.float().mean().item())
             if new:
-                note("random_right", right[new].float().mean().item())
+                note("new_right", right[new].float().mean().item())
             if recent:  # the same again with rules of the last steps, for their decoding alone
                 picked = [recent[i] for i in data.rng.integers(len(recent), size=AGAIN)]
                 again = torch.stack([mean for _, mean in picked], 1)
