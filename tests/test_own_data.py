@@ -180,6 +180,10 @@ def test_one_data_set_has_one_ledger(run, tmp_path):
     code, _, err = run("build", "embedded", folder / "metadata.jsonl", "-o", tmp_path / "b", *QUICK)
     assert code == 2
     assert "spent or reserved" in err
+    public = ["--public", folder / "metadata.jsonl"]
+    code, _, err = run("build", "embedded", folder, "-o", tmp_path / "b", *QUICK, *public)
+    assert code == 2
+    assert "public one too" in err
     classes = class_folders(folder, PLAIN)
     assert run("build", "embedded", classes, "-o", tmp_path / "c", *QUICK)[0] == 0
     assert (folder / "shapes.ledger").is_file()

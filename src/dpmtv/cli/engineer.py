@@ -139,7 +139,7 @@ def build(
         columns=column,
         split=split,
     )
-    if {p.resolve() for p in data} & {p.resolve() for p in public}:
+    if set(map(data_file, data)) & set(map(data_file, public)):
         raise PrivacyParameterError("the private file was given as the public one too")
     rows = read_demonstrations(data, unit=unit, format=format, **how)
     if strict:
