@@ -9,16 +9,15 @@ import sys
 import zlib
 
 import numpy as np
+import pydicom
 import pytest
 from PIL import Image
+from pydicom import uid
+from pydicom.dataset import Dataset, FileDataset, FileMetaDataset
+from pydicom.encaps import encapsulate
 from tests.data.odd_files import COLUMN, RGB, ROW, H, InsideAnother, W, saved
 
 from dpmtv.data.images import UnreadableImage, load_image, missing_extra
-
-pydicom = pytest.importorskip("pydicom")
-from pydicom import uid  # noqa: E402
-from pydicom.dataset import Dataset, FileDataset, FileMetaDataset  # noqa: E402
-from pydicom.encaps import encapsulate  # noqa: E402
 
 CANARY = "canary-7f3a"
 CT = 90 * COLUMN + 7 * ROW  # 12 bits

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Place = tuple[int, int]
 
 _SHOTS = (4, 2, 1)
-_ENOUGH_CHUNKS = 100  # fewer let the noise of ε = 1 win: docs/results.md
+_ENOUGH_CHUNKS = 100  # as docs/results.md measures; the noise on the mean grows as 1/m
 _LONGEST_NAME = 40
 _MOST_FIELDS = 5
 _LARGE_UNIT = 5  # more records of one person hardly help: K = 4 demonstrations and a query
