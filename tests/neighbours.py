@@ -77,10 +77,13 @@ class Adversary:
 
     def last_token_heads(self, prompt):
         total = 0
-        for place, query in enumerate([*(d.query for d in prompt.demonstrations), prompt.query]):
+        queries = [*(d.query for d in prompt.demonstrations), prompt.query]
+        # The second is the preflight's.
+        own = [q for q in queries if q.question.split(" ")[0] not in ("public", "What")]
+        if not own:
+            return np.array([2.0, 0, 0, 0, 0.1, 0, 0])
+        for place, query in enumerate(own):
             word = query.question.split(" ", 1)[0]
-            if word in ("public", "What"):  # the second is the preflight's
-                return np.array([2.0, 0, 0, 0, 0.1, 0, 0])
             if word == "nan":
                 return np.full(7, np.nan)
             if word in FAILING:
@@ -104,6 +107,13 @@ class Case:
     shots: int = 2
     slots: int = 27
     versions: int = 6
+    query: str = "private"
+    per_layer: bool = True
+
+    @property
+    def size(self) -> int:
+        """Rows of a full chunk."""
+        return self.shots + (self.query == "private")
 
     @property
     def options(self) -> dict:
@@ -115,6 +125,8 @@ class Case:
             "population": M * 3 if declared else None,
             "shots": self.shots,
             "chunks": M,
+            "query": self.query,
+            "per_layer": self.per_layer,
         }
 
 
@@ -124,6 +136,10 @@ UNIT = Case("replace_one", named=True)
 BIG_UNIT = Case("replace_one", named=True, per_unit=3, shots=3, slots=18)
 ADDED = Case("add_remove", named=True, versions=17)
 BIG_ADDED = Case("add_remove", named=True, per_unit=3, shots=3, versions=17)
+# Public queries and one clip for all layers: the default.
+TOGETHER = {"query": "public", "per_layer": False, "shots": 1}
+DEFAULT = Case("replace_one", slots=11, **TOGETHER)
+DEFAULT_ADDED = Case("add_remove", named=True, versions=17, **TOGETHER)
 
 
 # --- building --------------------------------------------------------------------------------
@@ -356,10 +372,10 @@ def check_one(case: Case, built: Built, seen: Counter) -> None:
     assert len({unit for unit, _ in homes}) == len(homes), "a unit stands in two chunks"
     served = Counter(built.units[row] for row in rows)
     assert max(served.values(), default=0) <= case.per_unit, "more rows of a unit than the cap"
-    assert max(map(len, built.places)) <= case.shots + 1, "more rows in a chunk than it holds"
+    assert max(map(len, built.places)) <= case.size, "more rows in a chunk than it holds"
     for chunk in built.chunks:
         good = [row for row in chunk if isinstance(row, Demonstration)]
-        full = len(chunk) == case.shots + 1
+        full = len(chunk) == case.size
         seen["empty" if not chunk else "full" if full else "deficit"] += 1
         seen["all bad"] += bool(chunk) and not good
         seen["bad row"] += len(good) < len(chunk)
@@ -383,9 +399,9 @@ def check_pair(case: Case, one: Built, other: Built, slot: int | None, seen: Cou
         ], MOVED
         if case.relation == "add_remove":
             gone = set(one.places[j]) - stay
-            assert not gone or len(other.places[j]) == case.shots + 1, MOVED
+            assert not gone or len(other.places[j]) == case.size, MOVED
             seen["pushed out"] += bool(gone)
         elif slot is not None:
             homes = [{b.units[row] for row in b.places[j]} - {slot} for b in (one, other)]
-            full = max(len(b.places[j]) for b in (one, other)) == case.shots + 1
+            full = max(len(b.places[j]) for b in (one, other)) == case.size
             assert homes[0] == homes[1] or full, MOVED

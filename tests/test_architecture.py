@@ -19,6 +19,7 @@ ORDER = [
     {"privacy", "data", "audit"},
     {"geometry", "head_selection", "artifact"},
     {"models"},
+    {"public_tasks"},
     {"pipeline"},
     {"evaluation"},
     {"console"},

@@ -22,8 +22,13 @@ ADDED = UNITS | {"deficit", "empty", "pushed out"}
         (neighbours.BIG_UNIT, 4000, EVERYWHERE | UNITS | {"deficit"}),
         (neighbours.ADDED, 2000, EVERYWHERE | ADDED),
         (neighbours.BIG_ADDED, 2000, EVERYWHERE | ADDED),
+        (neighbours.DEFAULT, 4000, EVERYWHERE | {"all bad"}),
+        (neighbours.DEFAULT_ADDED, 6000, EVERYWHERE | ADDED),
     ],
-    ids=["record", "paper", "unit", "unit of 3 rows", "added", "added with 3 rows"],
+    ids=[
+        *("record", "paper", "unit", "unit of 3 rows", "added", "added with 3 rows"),
+        *("default", "default, added"),
+    ],
 )
 def test_no_pair_is_farther_apart_than_certified_and_some_are_as_far(case, pairs, situations):
     seen = neighbours.check_neighbours(case, pairs)

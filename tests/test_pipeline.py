@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dpmtv import pipeline
+from dpmtv import pipeline, public_tasks
 from dpmtv.data.demonstrations import BadRow, read_demonstrations
 from dpmtv.errors import DataError, PrivacyParameterError, UserError
 from dpmtv.pipeline import build_task_vector
@@ -201,7 +201,7 @@ def test_bad_private_rows_stop_nothing_and_show_nowhere(
 def test_the_head_search_never_sees_private_activations(model, private, public, monkeypatch):
     """Select-first runs before any private pass; the paper's mode sees only the release."""
     order, vectors = [], []
-    plain_extract, plain_loss = pipeline.chunk_activations, pipeline.MaskLoss
+    plain_extract, plain_loss = public_tasks.chunk_activations, public_tasks.MaskLoss
 
     def extract(model, prompts):
         for item in plain_extract(model, prompts):
@@ -214,10 +214,10 @@ def test_the_head_search_never_sees_private_activations(model, private, public, 
             vectors.append(np.asarray(options["vectors"]))
             super().__init__(*args, **options)
 
-    monkeypatch.setattr(pipeline, "chunk_activations", extract)
-    monkeypatch.setattr(pipeline, "MaskLoss", Loss)
+    monkeypatch.setattr(public_tasks, "chunk_activations", extract)
+    monkeypatch.setattr(public_tasks, "MaskLoss", Loss)
     build(model, private, public, selection="public", chunks=10)
-    assert order[order.index("search") :].count("pass") == 10
+    assert order[order.index("search") :].count("pass") == 10 * public_tasks.QUERIES
     vector = build(model, private, public, selection="released", chunks=10)
     assert order[-1] == "search"
     assert (vectors[-1] == vector.values).all(), "patched with the released vector, noise included"

@@ -19,7 +19,7 @@ from tests import neighbours, privacy_checks
 from tests.neighbours import FARTHER, MOVED
 from tests.privacy import test_accounting, test_clipping, test_mechanisms
 
-from dpmtv import cli, pipeline
+from dpmtv import cli, pipeline, public_tasks
 from dpmtv.data import chunks as data_chunks
 from dpmtv.data.demonstrations import BadRow
 from dpmtv.errors import ArtifactError, PrivacyParameterError
@@ -180,7 +180,7 @@ def refill_chunks(patch) -> None:
 
 def couple_chunks(patch) -> None:
     """As a batch does: the sign of a chunk's answer follows the chunk before."""
-    plain = pipeline.chunk_activations
+    plain = public_tasks.chunk_activations
 
     def coupled(model, prompts):
         for values in plain(model, prompts):
@@ -189,7 +189,7 @@ def couple_chunks(patch) -> None:
                 model.sign = float(np.sign(values[np.abs(values).argmax()]))
             yield values
 
-    patch.setattr(pipeline, "chunk_activations", coupled)
+    patch.setattr(public_tasks, "chunk_activations", coupled)
 
 
 def divide_by_what_worked(patch) -> None:

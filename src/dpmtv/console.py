@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dpmtv.data.check import DataReport, Spread
-    from dpmtv.pipeline import Progress
     from dpmtv.privacy.ledger import History
+    from dpmtv.public_tasks import Progress
 
 
 _MOST_COLUMNS = 6

@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import json
 import warnings
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
@@ -19,47 +18,42 @@ from PIL import Image
 from dpmtv.artifact import TaskVector, tensor_bytes
 from dpmtv.data.chunks import form_chunks, rows_of_units, units_in_a_chunk
 from dpmtv.data.demonstrations import BadRow, require_good
-from dpmtv.data.partition import fresh_key, partition
-from dpmtv.data.prompts import chunk_prompt
+from dpmtv.data.partition import fresh_key
 from dpmtv.data.work import open_work, records_sha256, write_report
-from dpmtv.errors import DataError, LedgerError, PrivacyParameterError
-from dpmtv.geometry import ReleaseGeometry, geometry_from_public, geometry_with_clip
-from dpmtv.head_selection import Selection, reinforce
-from dpmtv.models.extraction import chunk_activations, preflight
-from dpmtv.models.mask_loss import MaskLoss
+from dpmtv.errors import LedgerError, PrivacyParameterError
+from dpmtv.geometry import ReleaseGeometry, geometry_from_public, released_sizes
+from dpmtv.models.extraction import preflight
 from dpmtv.privacy import certificate as certificates
 from dpmtv.privacy import ledger as ledgers
 from dpmtv.privacy.accounting import check_delta
 from dpmtv.privacy.mechanisms import GaussianMean, calibrate
 from dpmtv.privacy.sensitivity import NeighbourRelation
-from dpmtv.types import Demonstration, Prompt
+from dpmtv.public_tasks import (
+    SEARCH_STEPS,
+    PublicTask,
+    chunk_values,
+    public_queries,
+    public_tasks,
+    select_heads,
+)
+from dpmtv.types import Demonstration, Query
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
-    from jaxtyping import Bool, Float
+    from jaxtyping import Bool
 
     from dpmtv.models.adapters import VisionLanguageModel
-
-    Progress = Callable[[str, int, int], None]
+    from dpmtv.public_tasks import Progress
 
 SelectionMode = Literal["public", "released", "all"]
+QueryMode = Literal["public", "private"]
 PatchMode = Literal["prompt", "every-step"]
 
-SHOTS = 4
-SEARCH_STEPS = 200
-CLIP_FACTOR = 1.5  # × the public median norm of a layer; measured in docs/results.md
+SHOTS = {"public": 1, "private": 4}
+# × the public median norm, of a layer or of all released heads; measured in docs/results.md
+LAYER_CLIP_FACTOR, CLIP_FACTOR = 1.5, 1.0
 _LARGEST_CLIP = 1e30  # activations and released values are 32-bit
-_QUERY_SHARE = 1 / 3  # of each public task's records, kept apart to score head masks
-
-
-@dataclass(frozen=True)
-class PublicTask:
-    """One public answer rule: its mean activations, and held-out records to score masks on."""
-
-    vector: Float[np.ndarray, " coordinates"]
-    activations: Float[np.ndarray, "chunks coordinates"]
-    queries: list[Demonstration]
 
 
 def build_task_vector(
@@ -74,9 +68,12 @@ def build_task_vector(
     per_unit: int = 1,
     population: int | None = None,
     selection: SelectionMode = "public",
+    query: QueryMode | None = None,
+    asked: Sequence[str] = (),
     chunks: int | None = None,
-    shots: int = SHOTS,
+    shots: int | None = None,
     clip: float | None = None,
+    per_layer: bool = False,
     patch: PatchMode = "every-step",
     alpha: float = 1.0,
     search_steps: int = SEARCH_STEPS,
@@ -91,7 +88,8 @@ def build_task_vector(
 
     DP-MTV (Ngong, Reza and Near 2026, arXiv 2603.04894): disjoint chunks, one prompt per chunk,
     the heads' outputs at the last token clipped, averaged and noised once. docs/method.md lists
-    where we differ.
+    where we differ; the paper's own release is ``selection="released", query="private", shots=4,
+    per_layer=True``.
 
     *Guarantee:* this one vector is (epsilon, delta)-differentially private under ``relation`` for
     one record, or for all records of one unit if ``unit`` is named. Another build from the same
@@ -127,9 +125,16 @@ def build_task_vector(
         selection: ``"public"`` selects heads first, patching public vectors, and releases only
             those; ``"released"`` (the paper) releases every head and then selects by patching
             the released vector; ``"all"`` releases and patches every head.
+        query: ``"public"`` ends every chunk's prompt with public questions about public images
+            (the mean over a few of them counts), so that every record is a demonstration and
+            may be a chunk alone; ``"private"`` (the paper) with one more record of the chunk.
+            By default public where there are public records.
+        asked: the questions that the vector will be asked, if they are few and public. Public
+            queries ask them; otherwise they are any of the public records'.
         chunks: m; by default as many as the records fill.
-        shots: K demonstrations a chunk; its query is one more private record.
-        clip: one clip norm for every layer, in place of public ones.
+        shots: K demonstrations a chunk: 1 by default with public queries, 4 with private ones.
+        clip: one clip norm, in place of public ones.
+        per_layer: clip layer by layer, as the paper does, and not all released heads together.
         patch: patch at the prompt's last token alone, or at every decoding step too.
         alpha: patch strength.
         search_steps: steps of the head search.
@@ -146,18 +151,21 @@ def build_task_vector(
         UserError: see the table.
     """
     relation = _relation(relation)
-    _check_options(data, public, selection, shots, clip)
+    query = query or ("private" if public is None else "public")
+    shots = SHOTS[query] if shots is None else shots
+    _check_options(data, public, selection, query, shots, clip)
     inference = _inference(model, patch, alpha)
     units = rows_of_units(data, unit is not None)
     n = _public_size(len(units), relation, unit, population, per_unit)
     check_delta(delta, n, allow_large_delta)
+    size = shots + (query == "private")
     if chunks is None:
-        chunks = max(1, n // units_in_a_chunk(shots, per_unit))
+        chunks = max(1, n // units_in_a_chunk(size, per_unit))
     form = partial(
         form_chunks,
         units,
         chunks=chunks,
-        shots=shots,
+        size=size,
         per_unit=per_unit,
         by_id=relation is NeighbourRelation.ADD_REMOVE,
     )
@@ -179,14 +187,16 @@ def build_task_vector(
         book.check([wanted.event], relation=relation, unit=unit, part=part)
     preflight(model, shots)
 
-    used = public if selection != "all" or clip is None else None
-    tasks = public_tasks(model, used, shots, progress) if used is not None else []
+    used = public if selection != "all" or clip is None or query == "public" else None
+    known = require_good(used or (), "the public file")
+    queries = public_queries(known, asked) if query == "public" else []
+    tasks = public_tasks(model, known, shots, query == "private", progress) if known else []
     heads = (
         select_heads(model, tasks, patch, search_steps, progress).heads
         if selection == "public"
         else every_head
     )
-    geometry = release_geometry(model, heads, tasks, clip)
+    geometry = release_geometry(model, heads, tasks, clip, per_layer)
     mechanism = calibrate_for(geometry, epsilon, delta, relation, chunks)
 
     book_id = None
@@ -195,7 +205,8 @@ def build_task_vector(
         if work is not None:
             decides = [
                 [records_sha256(data), str(relation), unit, per_unit, chunks, shots],
-                [str(model.identity), inference.prompt_template_sha256, inference.dtype],
+                [_hash_records(queries), str(model.identity)],
+                [inference.prompt_template_sha256, inference.dtype],
                 [geometry.heads.tolist(), geometry.clip_norms, model.instruction],
             ]
             kept = stack.enter_context(open_work(Path(work), decides))
@@ -208,7 +219,7 @@ def build_task_vector(
             for place, rows in enumerate(members):
                 done, values = kept.load(place) if kept else (False, None)
                 if not done:
-                    (found,) = chunk_activations(model, [chunk_prompt(rows)])
+                    found = chunk_values(model, rows, queries)
                     values = None if found is None else geometry.to_release(found)
                     if kept:
                         kept.store(place, values)
@@ -234,9 +245,11 @@ def build_task_vector(
             population=population,
             ledger=book_id,
             shots=shots,
-            query="private",
+            query=query,
+            queries_sha256=_hash_records(queries) if queries else None,
             clip_source="public" if clip is None else "option",
             released_heads=[np.flatnonzero(p).tolist() for p in layout.split(geometry.heads)],
+            centre_sha256=geometry.centre_sha256,
         )
         release = mechanism.release(coordinates(), charge=paid.charge if paid else None)
         # The vector is paid for: what cannot be written now must not lose it.
@@ -255,9 +268,9 @@ def build_task_vector(
             )
     values = geometry.from_release(release.value).astype(np.float32)
     if selection == "released":
-        seen = [PublicTask(values, t.activations, t.queries) for t in tasks]
+        seen = [PublicTask(values, t.activations, t.scoring) for t in tasks]
         heads = select_heads(model, seen, patch, search_steps, progress).heads
-    source = None if used is None else _hash_records(require_good(used, "the public file"))
+    source = _hash_records(known) if known else None
     certificate = certificates.Certificate(
         product_version=version("dpmtv"),
         created=datetime.now(UTC).date(),
@@ -308,6 +321,7 @@ def _check_options(
     data: Sequence[Demonstration | BadRow],
     public: Sequence[Demonstration | BadRow] | None,
     selection: SelectionMode,
+    query: QueryMode,
     shots: int,
     clip: float | None,
 ) -> None:
@@ -316,12 +330,19 @@ def _check_options(
         raise PrivacyParameterError(
             f"selection must be one of {', '.join(get_args(SelectionMode))}"
         )
+    if query not in get_args(QueryMode):
+        raise PrivacyParameterError(f"query must be one of {', '.join(get_args(QueryMode))}")
     if public is data:
         raise PrivacyParameterError("the private records were given as the public ones too")
     if public is None and (selection != "all" or clip is None):
         raise PrivacyParameterError(
             "heads and clip norms come from public records: give some, or a clip norm and "
             'selection="all"'
+        )
+    if query == "public" and not public:
+        raise PrivacyParameterError(
+            "public queries come from public records: give some, or ask a private record of each "
+            'chunk (query="private")'
         )
     if shots < 1:
         raise PrivacyParameterError("a chunk needs at least one demonstration (shots)")
@@ -346,83 +367,20 @@ def _inference(
     )
 
 
-def public_tasks(
-    model: VisionLanguageModel,
-    public: Sequence[Demonstration | BadRow],
-    shots: int,
-    progress: Progress = lambda _what, _done, _total: None,
-) -> list[PublicTask]:
-    """Mean activations of each public answer rule, and records kept apart to score masks.
-
-    Raises:
-        DataError: a bad row, or a rule with too few records.
-    """
-    rules: dict[str | None, list[Demonstration]] = {}
-    for record in require_good(public, "the public file"):
-        rules.setdefault(record.task, []).append(record)
-    tasks = []
-    for done, records in enumerate(rules.values(), 1):
-        queries = max(1, int(len(records) * _QUERY_SHARE))
-        chunks = (len(records) - queries) // (shots + 1)
-        if chunks < 1:
-            raise DataError(
-                f"a public answer rule has {len(records)} records; {shots} shots need at least "
-                f"{shots + 2} a rule"
-            )
-        order = partition(len(records), 1, len(records), b"public")[0]
-        shuffled = [records[i] for i in order]
-        size = shots + 1
-        prompts = [chunk_prompt(shuffled[c * size : (c + 1) * size]) for c in range(chunks)]
-        seen = [a for a in chunk_activations(model, prompts) if a is not None]
-        if len(seen) < chunks:
-            raise DataError("an image or prompt of the public file cannot be used")
-        activations = np.stack(seen)
-        tasks.append(PublicTask(activations.mean(0), activations, shuffled[-queries:]))
-        progress("public chunks", done, len(rules))
-    return tasks
-
-
-def select_heads(
-    model: VisionLanguageModel,
-    tasks: Sequence[PublicTask],
-    patch: PatchMode,
-    steps: int = SEARCH_STEPS,
-    progress: Progress = lambda _what, _done, _total: None,
-    seed: int = 0,
-) -> Selection:
-    """Search a head mask that makes public zero-shot prompts give their answers.
-
-    Every held-out public record is asked with its own rule's vector patched in: a public one, or
-    the released one.
-    """
-    examples = [(q, task.vector) for task in tasks for q in task.queries]
-    loss = MaskLoss(
-        model,
-        prompts=[Prompt((), q.query) for q, _ in examples],
-        answers=[q.answer for q, _ in examples],
-        vectors=[vector for _, vector in examples],
-        patch=patch,
-    )
-    return reinforce(
-        loss,
-        model.layout.n_heads,
-        steps=steps,
-        seed=seed,
-        progress=lambda done, total: progress("head search", done, total),
-    )
-
-
 def release_geometry(
     model: VisionLanguageModel,
     heads: Bool[np.ndarray, " heads"],
     tasks: Sequence[PublicTask],
     clip: float | None = None,
+    per_layer: bool = False,
 ) -> ReleaseGeometry:
-    """Released heads with per-layer clip norms: the given one, or public medians × a factor."""
+    """Released heads with their clip norms: the given one, or public medians × a factor."""
     if clip is not None:
-        return geometry_with_clip(model.layout, heads, clip)
+        blocks = len(released_sizes(model.layout, heads)) if per_layer else 1
+        return ReleaseGeometry(model.layout, heads, (float(clip),) * blocks)
     activations = np.concatenate([task.activations for task in tasks])
-    return geometry_from_public(model.layout, heads, activations, CLIP_FACTOR)
+    factor = LAYER_CLIP_FACTOR if per_layer else CLIP_FACTOR
+    return geometry_from_public(model.layout, heads, activations, factor, per_layer=per_layer)
 
 
 def calibrate_for(
@@ -447,12 +405,14 @@ def _relation(name: str) -> NeighbourRelation:
         raise PrivacyParameterError(f"unknown neighbour relation; choose one of {known}") from None
 
 
-def _hash_records(records: Sequence[Demonstration]) -> str:
-    """Names the public records on the certificate: texts and image bytes, no paths."""
+def _hash_records(records: Sequence[Demonstration | Query]) -> str:
+    """Names public records or queries on the certificate: texts and image bytes, no paths."""
     digest = hashlib.sha256()
     for record in records:
-        text = json.dumps([record.question, record.answer, record.task], ensure_ascii=False)
-        digest.update(text.encode() + b"\0")
+        named: list[str | None] = [record.question]
+        if isinstance(record, Demonstration):
+            named += [record.answer, record.task]
+        digest.update(json.dumps(named, ensure_ascii=False).encode() + b"\0")
         for image in record.images:
             if isinstance(image, str | Path):
                 data = Path(image).read_bytes()

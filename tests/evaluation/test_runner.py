@@ -13,12 +13,8 @@ from dpmtv.data.demonstrations import read_demonstrations
 from dpmtv.errors import DataError
 from dpmtv.evaluation.benchmark import load_benchmark
 from dpmtv.evaluation.metrics import exact_match
-from dpmtv.evaluation.runner import (
-    METHODS,
-    Settings,
-    evaluate_benchmark,
-    evaluate_vector,
-)
+from dpmtv.evaluation.runner import evaluate_benchmark, evaluate_vector
+from dpmtv.evaluation.settings import METHODS, Settings
 from dpmtv.pipeline import build_task_vector
 
 KEYS = [

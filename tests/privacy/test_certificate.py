@@ -78,10 +78,12 @@ def bare(**changes) -> Certificate:
         "chunks": 100,
         "shots": 4,
         "query": "private",
+        "queries_sha256": None,
         "clip_norms": (1.5, 2.0),
         "clip_source": "public",
         "released_heads": HEADS,
         "block_sizes": (8, 6),
+        "centre_sha256": None,
     }
     return make(privacy=Privacy(**(privacy | changes)))
 

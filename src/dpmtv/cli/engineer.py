@@ -83,9 +83,21 @@ def build(
     selection: Annotated[
         str, typer.Option(help="Heads: public (select first), released (the paper's), or all.")
     ] = "public",
+    query: Annotated[
+        str | None,
+        typer.Option(help="A chunk's query: public, or private (the paper's: one more record)."),
+    ] = None,
+    asked: Annotated[
+        list[str], typer.Option(help="A question that will be asked; again for several.")
+    ] = [],  # noqa: B006
     chunks: Annotated[int | None, typer.Option(help="m; default: as many as fit.")] = None,
-    shots: Annotated[int, typer.Option(min=1, help="K, demonstrations a chunk.")] = 4,
-    clip: Annotated[float | None, typer.Option(help="One clip norm for every layer.")] = None,
+    shots: Annotated[
+        int | None, typer.Option(min=1, help="K, demonstrations a chunk; 1 or, private, 4.")
+    ] = None,
+    clip: Annotated[float | None, typer.Option(help="The clip norm.")] = None,
+    per_layer: Annotated[
+        bool, typer.Option("--per-layer", help="Clip every layer alone (the paper's).")
+    ] = False,
     patch: Annotated[str, typer.Option(help="prompt or every-step.")] = "every-step",
     alpha: Annotated[float, typer.Option(help="Patch strength; 1 replaces.")] = 1.0,
     instruction: Instruction = None,
@@ -127,6 +139,8 @@ def build(
 
     one_of("selection", selection, ("public", "released", "all"))
     one_of("patch", patch, ("prompt", "every-step"))
+    if query is not None:
+        one_of("query", query, ("public", "private"))
     require_free(output)
     if no_ledger and (ledger is not None or part):
         raise UserError("--no-ledger goes with neither --ledger nor --part")
@@ -173,9 +187,12 @@ def build(
             per_unit=per_unit,
             population=population,
             selection=selection,  # type: ignore[arg-type]
+            query=query,  # type: ignore[arg-type]
+            asked=asked,
             chunks=chunks,
             shots=shots,
             clip=clip,
+            per_layer=per_layer,
             patch=patch,  # type: ignore[arg-type]
             alpha=alpha,
             allow_large_delta=allow_large_delta,
@@ -229,16 +246,20 @@ def evaluate(
     methods: Annotated[str, typer.Option(help="Methods, by comma.")] = (
         "zero-shot,in-context,task vector,dp-mtv"
     ),
-    geometries: Annotated[str, typer.Option(help="selected, all-heads, paper.")] = (
-        "selected,all-heads"
-    ),
+    geometries: Annotated[
+        str,
+        typer.Option(help="default, selected, all-heads, paper, all-heads-public-query, …"),
+    ] = "default,all-heads",
     relations: Annotated[str, typer.Option(help="Neighbour relations.")] = "replace_one,zero_out",
     epsilons: Annotated[str, typer.Option(help='Numbers; "none" is the mean without noise.')] = (
         "0.5,1,2,4,8,none"
     ),
     delta: Annotated[float, typer.Option(help="δ.")] = 1e-5,
     chunks: Annotated[str, typer.Option(help="Values of m, by comma.")] = "100",
-    shots: Annotated[int, typer.Option(help="K.")] = 4,
+    records: Annotated[
+        str, typer.Option(help="Private records, by comma: as many chunks as they give.")
+    ] = "",
+    shots: Annotated[int, typer.Option(min=1, help="K, where the query is private.")] = 4,
     draws: Annotated[int, typer.Option(min=1, help="Draws of records and noise.")] = 20,
     n_test: Annotated[int, typer.Option(min=1, help="Test queries a task.")] = 100,
     patch: Annotated[str, typer.Option(help="prompt or every-step.")] = "every-step",
@@ -271,11 +292,12 @@ def evaluate(
             columns=column,
             split=split,
         )
-        records = _test_records(benchmark, format=format, **how)
-        rows = _evaluate_vector(Path(target), records, model, max_new_tokens)
+        test = _test_records(benchmark, format=format, **how)
+        rows = _evaluate_vector(Path(target), test, model, max_new_tokens)
     else:
         from dpmtv.evaluation.benchmark import load_benchmark
-        from dpmtv.evaluation.runner import GEOMETRIES, METHODS, Settings, evaluate_benchmark
+        from dpmtv.evaluation.runner import evaluate_benchmark
+        from dpmtv.evaluation.settings import GEOMETRIES, METHODS, Settings
 
         one_of("patch", patch, ("prompt", "every-step"))
         settings = Settings(
@@ -285,6 +307,7 @@ def evaluate(
             epsilons=_numbers(epsilons),
             delta=delta,
             chunks=_integers("chunks", chunks),
+            records=_integers("records", records) if records else (),
             shots=shots,
             draws=draws,
             n_test=n_test,

@@ -13,20 +13,26 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dpmtv.data.partition import partition
-from dpmtv.data.prompts import chunk_prompt
 from dpmtv.errors import DataError
 from dpmtv.evaluation.metrics import EXACT_MATCH, exact_match
-from dpmtv.models.extraction import chunk_activations
-from dpmtv.pipeline import (
-    SEARCH_STEPS,
-    SHOTS,
+from dpmtv.evaluation.settings import (
+    CONTROLS,
+    GEOMETRIES,
+    MEAN,
+    NO_RECORDS,
+    UNCLIPPED,
+    Setting,
+    Settings,
+)
+from dpmtv.pipeline import calibrate_for, release_geometry
+from dpmtv.privacy.mechanisms import clipped_mean
+from dpmtv.public_tasks import (
     PublicTask,
-    calibrate_for,
+    chunk_values,
+    public_queries,
     public_tasks,
-    release_geometry,
     select_heads,
 )
-from dpmtv.privacy.mechanisms import clipped_mean
 from dpmtv.types import Prompt, Query
 
 if TYPE_CHECKING:
@@ -37,73 +43,14 @@ if TYPE_CHECKING:
     from dpmtv.artifact import TaskVector
     from dpmtv.evaluation.benchmark import Benchmark, BenchmarkTask
     from dpmtv.models.adapters import VisionLanguageModel
-    from dpmtv.pipeline import PatchMode, Progress
+    from dpmtv.pipeline import QueryMode
+    from dpmtv.public_tasks import Progress
     from dpmtv.types import Demonstration
 
     Row = dict[str, Any]
 
-SELECTED = "selected heads, clip per layer"
-UNCLIPPED = "selected heads, no clip"
-ALL_HEADS = "all heads, clip per layer, public mask"
-PAPER = "all heads, clip per layer, mask from the release"
-GEOMETRIES = {"selected": SELECTED, "all-heads": ALL_HEADS, "paper": PAPER}
-# The second three know the task's true answer words, which are taken to be public: listed in the
-# question, or alone allowed in decoding, or both. The last two should stay near zero-shot.
-METHODS = (
-    *("zero-shot", "in-context", "task vector", "dp-mtv"),
-    *("words listed", "words enforced", "words listed and enforced"),
-    *("other task", "pure noise"),
-)
-_KNOWN_WORDS = METHODS[4:7]
-_CONTROLS = METHODS[7:]
-_NO_RECORDS = ("zero-shot", *_KNOWN_WORDS)
-EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0)
-RELATIONS = ("replace_one", "zero_out")
-MEAN = "mean"  # task column of a row over all tasks; "mean of GROUP" for those of a group
+
 FORMATIONS = 5  # times that the records of a task are cut into chunks
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What is measured. Sizes are public choices.
-
-    Args:
-        methods: of METHODS.
-        geometries: of GEOMETRIES, for "dp-mtv" and the controls.
-        relations: neighbour relations.
-        epsilons: privacy levels; None for the clipped mean without noise.
-        delta: δ of each release.
-        chunks: values of m; each setting is measured at every one.
-        shots: K.
-        draws: repetitions, each with its own choice of chunks and its own noise.
-        n_test: queries a task.
-        patch: patch mode.
-        search_steps: steps of each head search.
-    """
-
-    methods: tuple[str, ...] = METHODS[:4]
-    geometries: tuple[str, ...] = ("selected", "all-heads")
-    relations: tuple[str, ...] = RELATIONS
-    epsilons: tuple[float | None, ...] = (*EPSILONS, None)
-    delta: float = 1e-5
-    chunks: tuple[int, ...] = (100,)
-    shots: int = SHOTS
-    draws: int = 20
-    n_test: int = 100
-    patch: PatchMode = "every-step"
-    search_steps: int = SEARCH_STEPS
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What one group of scores has in common; the columns of a result row that name it."""
-
-    method: str
-    geometry: str | None = None
-    relation: str | None = None
-    epsilon: float | None = None
-    coordinates: int = 0
-    m: int | None = None
 
 
 @dataclass
@@ -113,13 +60,18 @@ class Study:
     model: VisionLanguageModel
     benchmark: Benchmark
     settings: Settings
-    heads: np.ndarray
-    public: list[PublicTask]
+    public: dict[QueryMode, list[PublicTask]]  # by the query that private chunks have
+    heads: dict[QueryMode, np.ndarray]
     scores: dict[Setting, dict[str, list[tuple[float, float]]]] = field(
         default_factory=lambda: defaultdict(lambda: defaultdict(list))
     )  # exact match, and share of answers that are one of the task's wanted ones
     words: dict[str, list[str]] = field(default_factory=dict)  # the wanted answers of each task
-    pools: dict[tuple[str, int], np.ndarray] = field(default_factory=dict)
+    pools: dict[tuple[str, QueryMode, int], np.ndarray] = field(default_factory=dict)
+
+    @property
+    def first(self) -> QueryMode:
+        """How the vector without noise forms its chunks."""
+        return GEOMETRIES[self.settings.geometries[0]].query
 
 
 def evaluate_benchmark(
@@ -147,48 +99,70 @@ def evaluate_benchmark(
     for task in benchmark.tasks:
         if len(task.test) < settings.n_test:
             raise DataError(f"{task.name} has {len(task.test)} test records, not {settings.n_test}")
-    public = public_tasks(model, benchmark.public, settings.shots, progress)
-    heads = select_heads(model, public, settings.patch, settings.search_steps, progress).heads
-    study = Study(model, benchmark, settings, heads, public)
+    public, heads = {}, {}
+    for query in dict.fromkeys(GEOMETRIES[name].query for name in settings.geometries):
+        known = public_tasks(
+            model, benchmark.public, settings.k(query), query == "private", progress
+        )
+        found = select_heads(model, known, settings.patch, settings.search_steps, progress)
+        public[query], heads[query] = known, found.heads
+    study = Study(model, benchmark, settings, public, heads)
     total = settings.draws * len(benchmark.tasks)
     for place, task in enumerate(benchmark.tasks):
         measure = _Measure(study, task)
         for draw in range(settings.draws):
             measure.draw(draw)
             progress("draws", place * settings.draws + draw + 1, total)
-    return list(_rows(study, name, command)), heads
+    return list(_rows(study, name, command)), heads[study.first]
 
 
 def chunk_pool(
-    model: VisionLanguageModel, task: BenchmarkTask, size: int, shots: int, formation: int = 0
+    model: VisionLanguageModel,
+    benchmark: Benchmark,
+    task: BenchmarkTask,
+    chunks: int,
+    size: int,
+    query: QueryMode,
+    formation: int = 0,
 ) -> Float[np.ndarray, "chunks coordinates"]:
-    """Activations of ``size`` disjoint chunks, without clip or noise: NOT PRIVATE.
+    """Activations of disjoint chunks, without clip or noise: NOT PRIVATE.
 
     Args:
         model: the model.
+        benchmark: where public queries come from; the task's own questions are taken as public.
         task: whose records are cut.
-        size: number of chunks.
-        shots: K.
+        chunks: how many.
+        size: records of each.
+        query: whose question ends a chunk's prompt.
         formation: which of many ways to cut.
 
     Raises:
         DataError: too few records, or an image that cannot be read.
     """
-    slots = partition(len(task.private), size, shots + 1, b"formation %d" % formation)
-    prompts = [chunk_prompt([task.private[i] for i in chunk]) for chunk in slots]
-    rows = [a for a in chunk_activations(model, prompts) if a is not None]
-    if len(rows) < size:
+    queries = []
+    if query == "public":
+        queries = public_queries(benchmark.public, sorted({r.question for r in task.test}))
+    slots = partition(len(task.private), chunks, size, b"formation %d" % formation)
+    found = [chunk_values(model, [task.private[i] for i in chunk], queries) for chunk in slots]
+    good = [values for values in found if values is not None]
+    if len(good) < chunks:
         raise DataError(f"{task.name}: an image cannot be read")
-    return np.stack(rows)
+    return np.stack(good)
 
 
-def _draw_activations(study: Study, task: BenchmarkTask, draw: int, m: int) -> np.ndarray:
+def _draw_activations(
+    study: Study, task: BenchmarkTask, query: QueryMode, draw: int, m: int
+) -> np.ndarray:
     """Take m chunks at random out of one of the formations; a chunk's pass serves several draws."""
-    s, key = study.settings, (task.name, draw % FORMATIONS)
+    s, size = study.settings, study.settings.size(query)
+    formations = FORMATIONS if size > 1 else 1
+    key = (task.name, query, draw % formations)
     if key not in study.pools:
-        full, draws_each = len(task.private) // (s.shots + 1), -(-s.draws // FORMATIONS)
-        size = max(max(s.chunks), min(full, draws_each * max(s.chunks)))
-        study.pools[key] = chunk_pool(study.model, task, size, s.shots, key[1])
+        full, most = len(task.private) // size, max(s.sizes(query))
+        chunks = max(most, min(full, -(-s.draws // formations) * most))
+        study.pools[key] = chunk_pool(
+            study.model, study.benchmark, task, chunks, size, query, key[2]
+        )
     pool = study.pools[key]
     return pool[list(partition(len(pool), 1, m, _draw_key(draw))[0])]
 
@@ -213,15 +187,14 @@ class _Measure:
         self.most = 2 + max(lengths)
         self.queries = model.prepare([r.query for r in self.test])
         self.other = _disjoint_task(task, study.benchmark)
-        geometries = {
-            name: release_geometry(
-                model,
-                study.heads if name == "selected" else np.ones_like(study.heads),
-                study.public,
+        self.geometries = {}
+        for name in study.settings.geometries:
+            recipe = GEOMETRIES[name]
+            heads, tasks = study.heads[recipe.query], study.public[recipe.query]
+            released = heads if recipe.selected else np.ones_like(heads)
+            self.geometries[name] = release_geometry(
+                model, released, tasks, per_layer=recipe.per_layer
             )
-            for name in study.settings.geometries
-        }
-        self.geometries = geometries
 
     def _note(self, setting: Setting, answers: Sequence[str]) -> None:
         score = exact_match(answers, self.wanted)
@@ -238,17 +211,28 @@ class _Measure:
             self._without_records()
         if "in-context" in s.methods:
             prompts = _in_context(self.task, s, draw)
-            self._note(Setting("in-context"), model.generate(model.prepare(prompts), self.most))
-        if {"task vector", "dp-mtv", *_CONTROLS}.isdisjoint(s.methods):
+            setting = Setting("in-context", K=s.shots, records=s.shots)
+            self._note(setting, model.generate(model.prepare(prompts), self.most))
+        if {"task vector", "dp-mtv", *CONTROLS}.isdisjoint(s.methods):
             return
-        for m in s.chunks:
-            chunks = _draw_activations(self.study, self.task, draw, m)
-            if "task vector" in s.methods:
-                size = int(model.layout.coordinates(self.study.heads).sum())
-                setting = Setting("task vector", UNCLIPPED, coordinates=size, m=m)
-                self._patched(setting, chunks.mean(0), self.study.heads)
-            for name in s.geometries:
-                self._releases(name, chunks, draw, m)
+        if "task vector" in s.methods:
+            heads, query = self.study.heads[self.study.first], self.study.first
+            size = int(model.layout.coordinates(heads).sum())
+            for m in s.sizes(query):
+                chunks = _draw_activations(self.study, self.task, query, draw, m)
+                setting = self._setting("task vector", UNCLIPPED, query, m, size)
+                self._patched(setting, chunks.mean(0), heads)
+        for name in s.geometries:
+            for m in s.sizes(GEOMETRIES[name].query):
+                self._releases(name, draw, m)
+
+    def _setting(
+        self, method: str, words: str, query: QueryMode, m: int, size: int, *level: Any
+    ) -> Setting:
+        s = self.study.settings
+        relation, epsilon = level or (None, None)
+        records = 0 if method == "pure noise" else m * s.size(query)
+        return Setting(method, words, relation or None, epsilon, size, m, s.k(query), records)
 
     def _without_records(self) -> None:
         """Zero-shot, and its variants that know the answer words."""
@@ -256,22 +240,20 @@ class _Measure:
         words = self.words
         listed = [Query(r.image, f"{r.question} One of: {', '.join(words)}.") for r in self.test]
         for method in s.methods:
-            if method not in _NO_RECORDS:
+            if method not in NO_RECORDS:
                 continue
             queries = model.prepare(listed) if "listed" in method else self.queries
             allowed = words if "enforced" in method else ()
             self._note(Setting(method), model.generate(queries, self.most, allowed))
 
-    def _releases(self, name: str, chunks: np.ndarray, draw: int, m: int) -> None:
+    def _releases(self, name: str, draw: int, m: int) -> None:
         """One geometry: the release and the controls, at every level."""
-        s, geometry = self.study.settings, self.geometries[name]
-        values: dict[str, list[Any]] = {
-            "dp-mtv": [geometry.to_release(a) for a in chunks],
-            "pure noise": [None] * m,
-        }
-        if self.other is not None and "other task" in s.methods:
-            rows = _draw_activations(self.study, self.other, draw, m)
-            values["other task"] = [geometry.to_release(a) for a in rows]
+        s, geometry, recipe = self.study.settings, self.geometries[name], GEOMETRIES[name]
+        values: dict[str, list[Any]] = {"pure noise": [None] * m}
+        for method, task in (("dp-mtv", self.task), ("other task", self.other)):
+            if method in s.methods and task is not None:
+                rows = _draw_activations(self.study, task, recipe.query, draw, m)
+                values[method] = [geometry.to_release(a) for a in rows]
         for method, coordinates in values.items():
             if method not in s.methods:
                 continue
@@ -286,11 +268,13 @@ class _Measure:
                 else:
                     mechanism = calibrate_for(geometry, epsilon, s.delta, relation, m)
                     release = mechanism.release(coordinates)
-                vector, heads = geometry.from_release(release.value), self.study.heads
-                if name == "paper":
+                vector, heads = geometry.from_release(release.value), self.study.heads[recipe.query]
+                if recipe.mask_from_release:
                     heads = _mask_from_release(self.study, self.task, vector)
-                size = len(release.value)
-                setting = Setting(method, GEOMETRIES[name], relation or None, epsilon, size, m)
+                level = (relation, epsilon)
+                setting = self._setting(
+                    method, recipe.words, recipe.query, m, len(release.value), *level
+                )
                 self._patched(setting, vector, heads)
 
 
@@ -344,8 +328,9 @@ def _rows(study: Study, name: str, command: str) -> Iterator[Row]:
         if task.group and several:
             groups.setdefault(f"{MEAN} of {task.group}", []).append(task.name)
     groups[MEAN] = [task.name for task in benchmark.tasks]
-    best_m = max(s.chunks)
-    best = next((k for k in study.scores if k.method == "task vector" and k.m == best_m), None)
+    best = max(
+        (k for k in study.scores if k.method == "task vector"), key=lambda k: k.m or 0, default=None
+    )
 
     def baseline(setting: Setting | None, tasks: Sequence[str]) -> float | None:
         if setting not in study.scores:
@@ -367,9 +352,9 @@ def _rows(study: Study, name: str, command: str) -> Iterator[Row]:
                 "relation": setting.relation,
                 "epsilon": setting.epsilon,
                 "delta": None if setting.epsilon is None else s.delta,
-                "records": _records(setting, s),
+                "records": setting.records,
                 "m": setting.m,
-                "K": 0 if setting.method in _NO_RECORDS else s.shots,
+                "K": setting.K,
                 "coordinates": setting.coordinates,
                 "draws": len(values),
                 "n_test": s.n_test,
@@ -385,15 +370,8 @@ def _rows(study: Study, name: str, command: str) -> Iterator[Row]:
                 "prompt": study.model.prompt_template_sha256[:12],
                 "command": command,
                 "private": setting.epsilon is not None
-                or setting.method in (*_NO_RECORDS, "pure noise"),
+                or setting.method in (*NO_RECORDS, "pure noise"),
             }
-
-
-def _records(setting: Setting, s: Settings) -> int:
-    """Records that play the private role in one answer."""
-    if setting.method in (*_NO_RECORDS, "pure noise"):
-        return 0
-    return s.shots if setting.m is None else setting.m * (s.shots + 1)
 
 
 def _gain(value: float, low: float | None, high: float | None) -> float | None:
@@ -450,7 +428,7 @@ def evaluate_vector(
             "relation": None if noiseless else str(privacy.relation),
             "epsilon": None if noiseless else privacy.epsilon,
             "delta": privacy.delta,
-            "records": privacy.chunks * (privacy.shots + 1),
+            "records": privacy.chunks * (privacy.shots + (privacy.query == "private")),
             "m": privacy.chunks,
             "K": privacy.shots,
             "coordinates": sum(privacy.block_sizes),

@@ -93,10 +93,12 @@ class Privacy:
         chunks: m.
         shots: K, demonstrations in one chunk.
         query: whose example a chunk's last question is.
+        queries_sha256: names the public queries, where there are any.
         clip_norms: C_b of each block.
         clip_source: where the clip norms come from; never the private data.
         released_heads: per hooked layer, the indices of its released heads, ascending.
         block_sizes: coordinates of each block.
+        centre_sha256: names the public point that was subtracted before the clip, if any.
         epsilon: total ε; ``math.inf`` is written as ``"inf"``.
         delta: total δ, slack included.
         slack: the part of δ that the discrete sampler uses.
@@ -116,10 +118,12 @@ class Privacy:
     chunks: int
     shots: int
     query: Literal["private", "public"]
+    queries_sha256: str | None
     clip_norms: tuple[float, ...]
     clip_source: Literal["option", "public"]
     released_heads: tuple[tuple[int, ...], ...]
     block_sizes: tuple[int, ...]
+    centre_sha256: str | None
     epsilon: FloatOrInf = math.inf
     delta: float | None = None
     slack: float | None = None
@@ -136,6 +140,10 @@ class Privacy:
         declared = self.relation is NeighbourRelation.ADD_REMOVE
         require((self.population is not None) == declared, "privacy.population", _DECLARED)
         _matches(self.ledger, "privacy.ledger", _LEDGER_ID)
+        for key in ("queries_sha256", "centre_sha256"):
+            _matches(getattr(self, key), f"privacy.{key}", _SHA256)
+        named = self.queries_sha256 is not None
+        require(named == (self.query == "public"), "privacy.queries_sha256", "goes with query")
         for name in (
             "per_unit",
             "population",
@@ -243,8 +251,10 @@ def privacy_of(
     ledger: str | None = None,
     shots: int,
     query: Literal["private", "public"],
+    queries_sha256: str | None = None,
     clip_source: Literal["option", "public"],
     released_heads: Sequence[Sequence[int]],
+    centre_sha256: str | None = None,
 ) -> Privacy:
     """The certificate's privacy part for one release of ``mechanism``."""
     event = mechanism.event
@@ -257,10 +267,12 @@ def privacy_of(
         chunks=mechanism.chunks,
         shots=shots,
         query=query,
+        queries_sha256=queries_sha256,
         clip_norms=mechanism.clip_norms,
         clip_source=clip_source,
         released_heads=tuple(tuple(map(int, heads)) for heads in released_heads),
         block_sizes=mechanism.block_sizes,
+        centre_sha256=centre_sha256,
         epsilon=mechanism.epsilon,
         delta=mechanism.delta,
         slack=accounting.discreteness_slack(mechanism.epsilon, event.d, event.scale),
@@ -327,8 +339,10 @@ def verify(certificate: Certificate, tensor_sha256: str) -> list[str]:
     )
     layers = zip(privacy.released_heads, model.head_dims, strict=True)
     blocks = tuple(len(indices) * width for indices, width in layers if indices)
-    require(privacy.block_sizes == blocks, "privacy.block_sizes", "are not the released layers")
     size = sum(blocks)
+    fits = privacy.block_sizes in (blocks, (size,))
+    require(fits, "privacy.block_sizes", "are neither the released layers nor all of them together")
+    together = len(privacy.block_sizes) == 1
     every_head = tuple(tuple(range(count)) for count in model.heads)
     require(
         certificate.selection.mode == "public" or privacy.released_heads == every_head,
@@ -338,7 +352,8 @@ def verify(certificate: Certificate, tensor_sha256: str) -> list[str]:
     return [
         "The tensor file has the hash on the certificate. A hash beside the tensor shows "
         "accidents, not tampering.",
-        f"The released heads hold {size} coordinates; each of their layers is one clipped block.",
+        f"The released heads hold {size} coordinates, "
+        + ("clipped together." if together else "each of their layers clipped alone."),
         *_verify_noise(privacy),
     ]
 

@@ -1,0 +1,158 @@
+"""What public records are for: queries, heads, clip norms and a centre. All of it is free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dpmtv.data.demonstrations import require_good
+from dpmtv.data.partition import partition
+from dpmtv.data.prompts import chunk_prompt
+from dpmtv.errors import DataError
+from dpmtv.head_selection import Selection, reinforce
+from dpmtv.models.extraction import chunk_activations
+from dpmtv.models.mask_loss import MaskLoss
+from dpmtv.types import Demonstration, Prompt, Query
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from jaxtyping import Float
+
+    from dpmtv.data.demonstrations import BadRow
+    from dpmtv.models.adapters import VisionLanguageModel
+
+    Progress = Callable[[str, int, int], None]
+
+SEARCH_STEPS = 200
+QUERIES = 4  # public ones that a chunk is asked and averaged over
+_SCORING_SHARE = 1 / 3  # of each public task's records, kept apart to score head masks
+
+
+@dataclass(frozen=True)
+class PublicTask:
+    """One public answer rule: its mean activations, and held-out records to score masks on."""
+
+    vector: Float[np.ndarray, " coordinates"]
+    activations: Float[np.ndarray, "chunks coordinates"]
+    scoring: list[Demonstration]
+
+
+def public_queries(
+    public: Sequence[Demonstration], asked: Sequence[str], count: int = QUERIES
+) -> list[Query]:
+    """Public images with public questions, for the end of every private chunk's prompt.
+
+    Without them a chunk spends one of its records on its query, as in the paper; with them every
+    record is a demonstration, and may be a chunk of its own.
+
+    Args:
+        public: records whose answers are not looked at.
+        asked: the questions that the vector will be asked, if they are known. Records with these
+            questions come first; if there are none, other images are asked them.
+        count: how many, or as many as there are records.
+    """
+    order = partition(len(public), 1, len(public), b"public queries")[0]
+    shuffled = [public[i] for i in order]
+    wanted = {" ".join(question.split()) for question in asked}
+    same = [r for r in shuffled if not asked or " ".join(r.question.split()) in wanted]
+    if same:
+        return [r.query for r in same[:count]]
+    return [
+        Query(record.image, asked[place % len(asked)])
+        for place, record in enumerate(shuffled[:count])
+    ]
+
+
+def chunk_values(
+    model: VisionLanguageModel,
+    rows: Sequence[Demonstration | BadRow],
+    queries: Sequence[Query] = (),
+) -> Float[np.ndarray, " coordinates"] | None:
+    """One chunk's activations: of its only prompt, or the mean over its public queries.
+
+    *Guarantee.* A function of the chunk's rows and of public values; None, the null chunk, if
+    one of its passes fails.
+    """
+    prompts = [chunk_prompt(rows, query) for query in queries or (None,)]
+    found = list(chunk_activations(model, prompts))
+    good = [values for values in found if values is not None]
+    if len(good) < len(found):
+        return None
+    return good[0] if len(good) == 1 else np.mean(good, axis=0)
+
+
+def public_tasks(
+    model: VisionLanguageModel,
+    public: Sequence[Demonstration | BadRow],
+    shots: int,
+    private_query: bool,
+    progress: Progress = lambda _what, _done, _total: None,
+) -> list[PublicTask]:
+    """Mean activations of each public answer rule, and records kept apart to score masks.
+
+    Chunks are formed as the private ones will be; where these have public queries, the records
+    kept apart give the queries here.
+
+    Raises:
+        DataError: a bad row, or a rule with too few records.
+    """
+    rules: dict[str | None, list[Demonstration]] = {}
+    for record in require_good(public, "the public file"):
+        rules.setdefault(record.task, []).append(record)
+    tasks = []
+    size = shots + private_query
+    for done, records in enumerate(rules.values(), 1):
+        apart = max(1, int(len(records) * _SCORING_SHARE))
+        chunks = (len(records) - apart) // size
+        if chunks < 1:
+            raise DataError(
+                f"a public answer rule has {len(records)} records; {shots} shots need at least "
+                f"{size + 1} a rule"
+            )
+        order = partition(len(records), 1, len(records), b"public")[0]
+        shuffled = [records[i] for i in order]
+        scoring = shuffled[-apart:]
+        queries = () if private_query else [r.query for r in scoring[:QUERIES]]
+        seen = [
+            chunk_values(model, shuffled[c * size : (c + 1) * size], queries) for c in range(chunks)
+        ]
+        good = [values for values in seen if values is not None]
+        if len(good) < chunks:
+            raise DataError("an image or prompt of the public file cannot be used")
+        activations = np.stack(good)
+        tasks.append(PublicTask(activations.mean(0), activations, scoring))
+        progress("public chunks", done, len(rules))
+    return tasks
+
+
+def select_heads(
+    model: VisionLanguageModel,
+    tasks: Sequence[PublicTask],
+    patch: str,
+    steps: int = SEARCH_STEPS,
+    progress: Progress = lambda _what, _done, _total: None,
+    seed: int = 0,
+) -> Selection:
+    """Search a head mask that makes public zero-shot prompts give their answers.
+
+    Every held-out public record is asked with its own rule's vector patched in: a public one, or
+    the released one.
+    """
+    examples = [(q, task.vector) for task in tasks for q in task.scoring]
+    loss = MaskLoss(
+        model,
+        prompts=[Prompt((), q.query) for q, _ in examples],
+        answers=[q.answer for q, _ in examples],
+        vectors=[vector for _, vector in examples],
+        patch=patch,
+    )
+    return reinforce(
+        loss,
+        model.layout.n_heads,
+        steps=steps,
+        seed=seed,
+        progress=lambda done, total: progress("head search", done, total),
+    )
