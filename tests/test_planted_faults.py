@@ -17,15 +17,16 @@ import pytest
 import torch
 from tests import neighbours, privacy_checks
 from tests.neighbours import FARTHER, MOVED
-from tests.privacy import test_accounting, test_clipping, test_mechanisms
+from tests.privacy import test_accounting, test_choice, test_clipping, test_mechanisms
 
 from dpmtv import cli, pipeline, public_tasks
 from dpmtv.data import chunks as data_chunks
 from dpmtv.data.demonstrations import BadRow
 from dpmtv.errors import ArtifactError, PrivacyParameterError
-from dpmtv.privacy import accounting, certificate, mechanisms, sensitivity
+from dpmtv.privacy import accounting, certificate, choice, mechanisms, sensitivity
 from dpmtv.privacy.mechanisms import GaussianMean
 from dpmtv.privacy.sensitivity import NeighbourRelation
+from dpmtv.types import GaussianEvent
 
 REAL_SAMPLER = mechanisms._discrete_gaussian
 REAL_RELEASE = GaussianMean.release
@@ -294,6 +295,27 @@ def account_for_half_the_distance(patch) -> None:
     patch.setattr(accounting, "epsilon_of", blind)
 
 
+def choose_before_paying(patch) -> None:
+    plain = choice.exponential_mechanism
+
+    def late(scores, *, charge=None, **options):
+        result = plain(scores, **options)
+        charge(result.event)
+        return result
+
+    patch.setattr(test_choice, "exponential_mechanism", late)
+
+
+def forget_the_picks(patch) -> None:
+    """The vector is paid for, what was chosen with the same records is not."""
+    plain = accounting.epsilon_of
+
+    def blind(events, delta):
+        return plain([e for e in events if isinstance(e, GaussianEvent)], delta)
+
+    patch.setattr(accounting, "epsilon_of", blind)
+
+
 def believe_what_is_stated(patch) -> None:
     patch.setattr(certificate, "_verify_noise", lambda privacy: [])
 
@@ -371,6 +393,16 @@ FAULTS = {
     "relation ignored by the accountant": (
         account_for_half_the_distance,
         test_mechanisms.test_the_release_carries_its_event,
+        None,
+    ),
+    "a choice before the charge": (
+        choose_before_paying,
+        test_choice.check_payment_comes_before_the_draw,
+        None,
+    ),
+    "choices left out of the sum": (
+        forget_the_picks,
+        test_choice.test_a_mean_beside_picks_keeps_the_promise_for_all,
         None,
     ),
     "epsilon not recomputed": (

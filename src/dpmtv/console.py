@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from dpmtv.data.check import DataReport, Spread
     from dpmtv.privacy.ledger import History
     from dpmtv.public_tasks import Progress
+    from dpmtv.types import Event
 
 
 _MOST_COLUMNS = 6
@@ -83,10 +84,10 @@ def print_ledger(history: History) -> None:
         f"{escape(terms.unit or 'record')}; ledger {history.ledger_id[:8]}…"
     )
     table = Table(box=None, header_style="bold")
-    for heading in ("entry", "reserved (UTC)", "state", "part", "Δ/σ", "dpmtv"):
+    for heading in ("entry", "reserved (UTC)", "state", "part", "Δ/σ or E", "dpmtv"):
         table.add_column(heading)
     for entry in history.entries:
-        cost = ", ".join(f"{e.delta2 / e.sigma:.4g}" for e in entry.events)
+        cost = ", ".join(_cost(event) for event in entry.events)
         table.add_row(
             *(str(entry.id), entry.reserved_at, entry.state),
             *(escape(entry.part) or "–", cost, entry.tool_version),
@@ -99,6 +100,14 @@ def print_ledger(history: History) -> None:
             f"{where}spent ε = {spent:.4g}; one more release with ε = "
             f"{history.remaining[part]:.4g} would fit."
         )
+
+
+def _cost(event: Event) -> str:
+    from dpmtv.types import GaussianEvent
+
+    if isinstance(event, GaussianEvent):
+        return f"{event.delta2 / event.sigma:.4g}"
+    return f"E = {event.range:.4g}" + (f" × {event.count}" if event.count > 1 else "")
 
 
 def print_data_report(report: DataReport, files: Sequence[tuple[str, str]]) -> None:

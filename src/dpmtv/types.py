@@ -141,6 +141,23 @@ class GaussianEvent:
 
 
 @dataclass(frozen=True)
+class BoundedRangeEvent:
+    """Private picks, as accounting sees them.
+
+    Args:
+        range: E, the length of the interval in which the privacy losses of one pick lie; the
+            neighbour relation is inside it.
+        count: number of picks; later ones may depend on what earlier ones gave.
+    """
+
+    range: float
+    count: int
+
+
+Event: TypeAlias = GaussianEvent | BoundedRangeEvent
+
+
+@dataclass(frozen=True)
 class Release:
     """What may leave the private room: a noised value and the event that pays for it.
 
@@ -148,4 +165,4 @@ class Release:
     """
 
     value: Float[np.ndarray, " coordinates"]
-    event: GaussianEvent | None
+    event: Event | None
