@@ -21,12 +21,14 @@ from dpmtv.data.chunks import form_chunks, rows_of_units, units_in_a_chunk
 from dpmtv.data.demonstrations import BadRow, require_good
 from dpmtv.data.partition import fresh_key, partition
 from dpmtv.data.prompts import chunk_prompt
+from dpmtv.data.synthetic import SYNTHETIC
 from dpmtv.data.work import open_work, records_sha256, write_report
 from dpmtv.errors import DataError, LedgerError, PrivacyParameterError
 from dpmtv.geometry import ReleaseGeometry, geometry_from_public, geometry_with_clip
 from dpmtv.head_selection import Selection, reinforce
 from dpmtv.models.extraction import chunk_activations, preflight
 from dpmtv.models.mask_loss import MaskLoss
+from dpmtv.models.synthetic import SyntheticPublic, public_records
 from dpmtv.privacy import certificate as certificates
 from dpmtv.privacy import ledger as ledgers
 from dpmtv.privacy.accounting import check_delta
@@ -68,7 +70,7 @@ def build_task_vector(
     *,
     epsilon: float,
     delta: float,
-    public: Sequence[Demonstration | BadRow] | None = None,
+    public: Sequence[Demonstration | BadRow] | Literal["synthetic"] | None = None,
     relation: str = NeighbourRelation.REPLACE_ONE,
     unit: str | None = None,
     per_unit: int = 1,
@@ -117,7 +119,8 @@ def build_task_vector(
         delta: δ below 1/n.
         public: public records that select heads and clip norms. With ``task`` values each is an
             answer rule of its own. For ``selection="released"`` they should be answered by the
-            private rule, as the paper assumes.
+            private rule, as the paper assumes. ``"synthetic"`` generates them
+            (:mod:`dpmtv.models.synthetic`).
         relation: ``"replace_one"``; ``"add_remove"``, which needs units with ids; or
             ``"zero_out"``, the paper's.
         unit: what the rows' ``unit`` values name (a field such as "patient"); it stands on the
@@ -179,10 +182,11 @@ def build_task_vector(
         book.check([wanted.event], relation=relation, unit=unit, part=part)
     preflight(model, shots)
 
-    used = public if selection != "all" or clip is None else None
+    wanted_public = public if selection != "all" or clip is None else None
+    used, synthetic = public_records(model, wanted_public, shots, progress)
     tasks = public_tasks(model, used, shots, progress) if used is not None else []
     heads = (
-        select_heads(model, tasks, patch, search_steps, progress).heads
+        select_heads(model, tasks, patch, search_steps, progress, check=synthetic).heads
         if selection == "public"
         else every_head
     )
@@ -306,7 +310,7 @@ def _check_per_unit(per_unit: int, unit: str | None) -> None:
 
 def _check_options(
     data: Sequence[Demonstration | BadRow],
-    public: Sequence[Demonstration | BadRow] | None,
+    public: Sequence[Demonstration | BadRow] | Literal["synthetic"] | None,
     selection: SelectionMode,
     shots: int,
     clip: float | None,
@@ -315,6 +319,11 @@ def _check_options(
     if selection not in get_args(SelectionMode):
         raise PrivacyParameterError(
             f"selection must be one of {', '.join(get_args(SelectionMode))}"
+        )
+    if isinstance(public, str) and (public != SYNTHETIC or selection == "released"):
+        raise PrivacyParameterError(
+            'public is a list of records or "synthetic"; the paper\'s selection needs records that '
+            "are answered by the private rule"
         )
     if public is data:
         raise PrivacyParameterError("the private records were given as the public ones too")
@@ -389,11 +398,15 @@ def select_heads(
     steps: int = SEARCH_STEPS,
     progress: Progress = lambda _what, _done, _total: None,
     seed: int = 0,
+    check: SyntheticPublic | None = None,
 ) -> Selection:
     """Search a head mask that makes public zero-shot prompts give their answers.
 
     Every held-out public record is asked with its own rule's vector patched in: a public one, or
-    the released one.
+    the released one. With ``check`` the mask is tried on records that the search did not see.
+
+    Raises:
+        ModelError: the check was not passed.
     """
     examples = [(q, task.vector) for task in tasks for q in task.queries]
     loss = MaskLoss(
@@ -403,13 +416,17 @@ def select_heads(
         vectors=[vector for _, vector in examples],
         patch=patch,
     )
-    return reinforce(
+    search = partial(
+        reinforce,
         loss,
         model.layout.n_heads,
         steps=steps,
-        seed=seed,
         progress=lambda done, total: progress("head search", done, total),
     )
+    if check is None:
+        return search(seed=seed)
+    vectors = [task.vector for task in tasks]
+    return check.search(model, vectors, patch, lambda n: search(seed=n), progress)
 
 
 def release_geometry(

@@ -17,6 +17,7 @@ from dpmtv.data.prompts import chunk_prompt
 from dpmtv.errors import DataError
 from dpmtv.evaluation.metrics import EXACT_MATCH, exact_match
 from dpmtv.models.extraction import chunk_activations
+from dpmtv.models.synthetic import public_records
 from dpmtv.pipeline import (
     SEARCH_STEPS,
     SHOTS,
@@ -143,12 +144,16 @@ def evaluate_benchmark(
 
     Raises:
         DataError: a task has too few records.
+        ModelError: no heads are found on generated public records.
     """
     for task in benchmark.tasks:
         if len(task.test) < settings.n_test:
             raise DataError(f"{task.name} has {len(task.test)} test records, not {settings.n_test}")
-    public = public_tasks(model, benchmark.public, settings.shots, progress)
-    heads = select_heads(model, public, settings.patch, settings.search_steps, progress).heads
+    records, synthetic = public_records(model, benchmark.public, settings.shots, progress)
+    public = public_tasks(model, records or [], settings.shots, progress)
+    heads = select_heads(
+        model, public, settings.patch, settings.search_steps, progress, check=synthetic
+    ).heads
     study = Study(model, benchmark, settings, heads, public)
     total = settings.draws * len(benchmark.tasks)
     for place, task in enumerate(benchmark.tasks):
