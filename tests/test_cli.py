@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from dpmtv import cli
+from dpmtv import cli, pipeline
+from dpmtv.errors import UserError
 from dpmtv.evaluation.benchmark import EMBEDDED_DATA
 from dpmtv.privacy import certificate
 
@@ -391,3 +392,24 @@ def test_starts_fast_and_without_torch(built):
             )
             spent.append(time.perf_counter() - started)
         assert min(spent) < limit, (words, spent)
+
+
+def test_the_word_synthetic_stands_for_generated_public_records(
+    run, private, public, tmp_path, monkeypatch
+):
+    def told(_model, _data, *, public, **_):
+        raise UserError(f"public is {public if isinstance(public, str) else len(public)}")
+
+    monkeypatch.setattr(pipeline, "build_task_vector", told)
+    monkeypatch.chdir(tmp_path)
+    words = ["build", "embedded", private, "-o", tmp_path / "v", "--epsilon", 1, "--no-ledger"]
+    code, _, err = run(*words, "--public", "synthetic")
+    assert (code, "public is synthetic" in err) == (2, True)
+    public.rename(tmp_path / "synthetic")
+    how = ["--public-option", "format=jsonl"]
+    code, _, err = run(*words, "--public", "./synthetic", *how)
+    assert re.search(r"public is [1-9]\d*$", err.strip())
+    code, _, err = run(*words, "--public", "synthetic", "--public", "./synthetic", *how)
+    assert (code, "one of that name is ./synthetic" in err) == (2, True)
+    code, _, err = run("evaluate", "embedded", "--public", "./synthetic")
+    assert (code, "--public must be one of synthetic" in err) == (2, True)

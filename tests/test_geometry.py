@@ -74,7 +74,9 @@ def test_a_centre_is_taken_off_and_put_back_where_heads_are_released():
     values = np.arange(1.0, 20.0)
     kept = RAGGED.coordinates(mask)
     assert geometry.to_release(values).tolist() == (values - centre)[kept].tolist()
-    assert np.allclose(geometry.from_release(geometry.to_release(values)), np.where(kept, values, 0))
+    assert np.allclose(
+        geometry.from_release(geometry.to_release(values)), np.where(kept, values, 0)
+    )
     null = geometry.from_release(np.zeros(9))
     assert np.array_equal(null, np.where(kept, centre, 0)), "a null chunk counts as the centre"
     assert geometry.centre_sha256 != ReleaseGeometry(RAGGED, mask, (1.0,), 2 * centre).centre_sha256

@@ -10,10 +10,12 @@ from PIL import Image
 
 from dpmtv import pipeline, public_tasks
 from dpmtv.data.demonstrations import BadRow, read_demonstrations
-from dpmtv.errors import DataError, PrivacyParameterError, UserError
+from dpmtv.errors import DataError, ModelError, PrivacyParameterError, UserError
+from dpmtv.models import synthetic
 from dpmtv.pipeline import build_task_vector
 from dpmtv.privacy import mechanisms
 from dpmtv.privacy.accounting import gdp_mu
+from dpmtv.types import Demonstration
 
 
 @pytest.fixture
@@ -112,6 +114,8 @@ def test_released_noise_has_the_certified_size(model, private, public, monkeypat
         ({"patch": "evry"}, PrivacyParameterError, "patch"),
         ({"selection": "best"}, PrivacyParameterError, "selection"),
         ({"clip": 1e39}, PrivacyParameterError, "clip"),
+        ({"public": "synthetic", "selection": "released"}, PrivacyParameterError, "private rule"),
+        ({"public": "public.jsonl"}, PrivacyParameterError, "list of records"),
     ],
 )
 def test_refused_before_any_pass(model, private, public, options, error, message, monkeypatch):
@@ -221,3 +225,52 @@ def test_the_head_search_never_sees_private_activations(model, private, public, 
     vector = build(model, private, public, selection="released", chunks=10)
     assert order[-1] == "search"
     assert (vectors[-1] == vector.values).all(), "patched with the released vector, noise included"
+
+
+@pytest.fixture
+def generated(data, monkeypatch):
+    """What "synthetic" stands for, made of rules that the model knows: the check is met quickly."""
+    rules: dict[str, list] = {}
+    for record in read_demonstrations(data / "public.jsonl"):
+        rules.setdefault(record.task, []).append(record)
+    tasks = ("digit-greek", "digit-fruit", "color-english", "color-planet")
+    records = [r for task in tasks for r in rules[task][:8]]
+    monkeypatch.setattr(synthetic, "synthetic_records", lambda *_, **__: records)
+
+
+@pytest.mark.usefixtures("generated")
+def test_generated_public_records_are_named_on_the_certificate(model, private, monkeypatch):
+    made = []
+    plain = pipeline.public_records
+
+    def keep(*arguments):
+        made.append(plain(*arguments))
+        return made[-1]
+
+    monkeypatch.setattr(pipeline, "public_records", keep)
+    told = []
+    vector = build(
+        model,
+        private,
+        "synthetic",
+        search_steps=12,
+        chunks=10,
+        progress=lambda what, *_: told.append(what),
+    )
+    ((records, check),) = made
+    assert check is not None
+    assert 0 < vector.heads.sum() < model.layout.n_heads
+    selection = vector.certificate.selection
+    assert (selection.mode, selection.source_sha256) == ("public", pipeline._hash_records(records))
+    assert {"synthetic tasks", "head search", "private chunks"} <= set(told)
+
+
+def test_without_tasks_that_the_model_can_do_nothing_is_spent(
+    model, private, tmp_path, picture, monkeypatch
+):
+    lost = [Demonstration(picture, "What is it?", f"x{i}", task=f"{i % 5}") for i in range(25)]
+    monkeypatch.setattr(synthetic, "synthetic_records", lambda *_, **__: lost)
+    monkeypatch.setattr(pipeline, "chunk_activations", lambda *_: pytest.fail("a chunk was run"))
+    with pytest.raises(ModelError, match="0 of 5 synthetic tasks"):
+        build(model, private, "synthetic", ledger=tmp_path / "ledger")
+    assert not (tmp_path / "ledger").exists()

@@ -19,10 +19,12 @@ from dpmtv.artifact import TaskVector, tensor_bytes
 from dpmtv.data.chunks import form_chunks, rows_of_units, units_in_a_chunk
 from dpmtv.data.demonstrations import BadRow, require_good
 from dpmtv.data.partition import fresh_key
+from dpmtv.data.synthetic import SYNTHETIC
 from dpmtv.data.work import open_work, records_sha256, write_report
 from dpmtv.errors import LedgerError, PrivacyParameterError
 from dpmtv.geometry import ReleaseGeometry, geometry_from_public, released_sizes
 from dpmtv.models.extraction import preflight
+from dpmtv.models.synthetic import public_records
 from dpmtv.privacy import certificate as certificates
 from dpmtv.privacy import ledger as ledgers
 from dpmtv.privacy.accounting import check_delta
@@ -62,7 +64,7 @@ def build_task_vector(
     *,
     epsilon: float,
     delta: float,
-    public: Sequence[Demonstration | BadRow] | None = None,
+    public: Sequence[Demonstration | BadRow] | Literal["synthetic"] | None = None,
     relation: str = NeighbourRelation.REPLACE_ONE,
     unit: str | None = None,
     per_unit: int = 1,
@@ -115,7 +117,8 @@ def build_task_vector(
         delta: δ below 1/n.
         public: public records that select heads and clip norms. With ``task`` values each is an
             answer rule of its own. For ``selection="released"`` they should be answered by the
-            private rule, as the paper assumes.
+            private rule, as the paper assumes. ``"synthetic"`` generates them
+            (:mod:`dpmtv.models.synthetic`).
         relation: ``"replace_one"``; ``"add_remove"``, which needs units with ids; or
             ``"zero_out"``, the paper's.
         unit: what the rows' ``unit`` values name (a field such as "patient"); it stands on the
@@ -187,12 +190,13 @@ def build_task_vector(
         book.check([wanted.event], relation=relation, unit=unit, part=part)
     preflight(model, shots)
 
-    used = public if selection != "all" or clip is None or query == "public" else None
+    needed = selection != "all" or clip is None or query == "public"
+    used, check = public_records(model, public if needed else None, shots, progress)
     known = require_good(used or (), "the public file")
     queries = public_queries(known, asked) if query == "public" else []
     tasks = public_tasks(model, known, shots, query == "private", progress) if known else []
     heads = (
-        select_heads(model, tasks, patch, search_steps, progress).heads
+        select_heads(model, tasks, patch, search_steps, progress, check=check).heads
         if selection == "public"
         else every_head
     )
@@ -319,7 +323,7 @@ def _check_per_unit(per_unit: int, unit: str | None) -> None:
 
 def _check_options(
     data: Sequence[Demonstration | BadRow],
-    public: Sequence[Demonstration | BadRow] | None,
+    public: Sequence[Demonstration | BadRow] | Literal["synthetic"] | None,
     selection: SelectionMode,
     query: QueryMode,
     shots: int,
@@ -332,6 +336,11 @@ def _check_options(
         )
     if query not in get_args(QueryMode):
         raise PrivacyParameterError(f"query must be one of {', '.join(get_args(QueryMode))}")
+    if isinstance(public, str) and (public != SYNTHETIC or selection == "released"):
+        raise PrivacyParameterError(
+            'public is a list of records or "synthetic"; the paper\'s selection needs records that '
+            "are answered by the private rule"
+        )
     if public is data:
         raise PrivacyParameterError("the private records were given as the public ones too")
     if public is None and (selection != "all" or clip is None):

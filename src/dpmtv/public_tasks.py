@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from dpmtv.data.demonstrations import BadRow
     from dpmtv.models.adapters import VisionLanguageModel
+    from dpmtv.models.synthetic import SyntheticPublic
 
     Progress = Callable[[str, int, int], None]
 
@@ -134,12 +136,15 @@ def select_heads(
     patch: str,
     steps: int = SEARCH_STEPS,
     progress: Progress = lambda _what, _done, _total: None,
-    seed: int = 0,
+    check: SyntheticPublic | None = None,
 ) -> Selection:
     """Search a head mask that makes public zero-shot prompts give their answers.
 
     Every held-out public record is asked with its own rule's vector patched in: a public one, or
-    the released one.
+    the released one. With ``check`` the mask is tried on records that the search did not see.
+
+    Raises:
+        ModelError: the check was not passed.
     """
     examples = [(q, task.vector) for task in tasks for q in task.scoring]
     loss = MaskLoss(
@@ -149,10 +154,14 @@ def select_heads(
         vectors=[vector for _, vector in examples],
         patch=patch,
     )
-    return reinforce(
+    search = partial(
+        reinforce,
         loss,
         model.layout.n_heads,
         steps=steps,
-        seed=seed,
         progress=lambda done, total: progress("head search", done, total),
     )
+    if check is None:
+        return search()
+    vectors = [task.vector for task in tasks]
+    return check.search(model, vectors, patch, lambda seed: search(seed=seed), progress)

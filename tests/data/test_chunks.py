@@ -127,8 +127,7 @@ def test_chunks_by_the_rules_without_a_look_at_a_row(sizes, size, per_unit, by_i
     else:
         members = partition(len(units), m, units_in_a_chunk(size, per_unit), key)
     expected = [
-        [(u, i) for u in chunk for i in choose(sizes[u], per_unit, key)][:size]
-        for chunk in members
+        [(u, i) for u in chunk for i in choose(sizes[u], per_unit, key)][:size] for chunk in members
     ]
     found = [[place[id(r)] for r in chunk] for chunk in chunks]
     assert found == expected

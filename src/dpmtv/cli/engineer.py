@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -28,6 +28,7 @@ from dpmtv.errors import ArtifactError, DataError, PrivacyParameterError, UserEr
 
 if TYPE_CHECKING:
     from dpmtv.artifact import TaskVector
+    from dpmtv.data.demonstrations import BadRow
     from dpmtv.models.adapters import VisionLanguageModel
     from dpmtv.types import Demonstration
 
@@ -69,7 +70,10 @@ def build(
     epsilon: Annotated[float, typer.Option(help="ε, the privacy loss; 1 is a common choice.")],
     delta: Annotated[float, typer.Option(help="δ, below 1/n.")] = 1e-5,
     public: Annotated[
-        list[Path], typer.Option(help="Public records, in a format of their own.")
+        list[str],
+        typer.Option(
+            help='Public records, in a format of their own, or "synthetic" to generate some.'
+        ),
     ] = [],  # noqa: B006 - typer copies it
     public_option: Annotated[
         list[str], typer.Option(help="How they are read, as encoding=cp1252; DATA has its own.")
@@ -134,6 +138,7 @@ def build(
     from dpmtv.artifact import require_free
     from dpmtv.data.demonstrations import check_images, read_demonstrations, require_good
     from dpmtv.data.formats import data_file
+    from dpmtv.data.synthetic import SYNTHETIC
     from dpmtv.pipeline import build_task_vector
     from dpmtv.privacy.statement import statement
 
@@ -153,13 +158,18 @@ def build(
         columns=column,
         split=split,
     )
-    if set(map(data_file, data)) & set(map(data_file, public)):
+    generated = SYNTHETIC in public
+    if generated and len(public) > 1:
+        raise UserError("--public is synthetic or files (one of that name is ./synthetic)")
+    if not generated and set(map(data_file, data)) & set(map(data_file, public)):
         raise PrivacyParameterError("the private file was given as the public one too")
     rows = read_demonstrations(data, unit=unit, format=format, **how)
     if strict:
         require_good(check_images(rows), "the private file")
-    others = None
-    if public:
+    others: list[Demonstration | BadRow] | Literal["synthetic"] | None = None
+    if generated:
+        others = SYNTHETIC
+    elif public:
         others = read_demonstrations(public, **public_reading(public_option))
         require_good(check_images(others), "the public file")
     loaded = _load(model, revision=revision, instruction=instruction)
@@ -243,6 +253,9 @@ def evaluate(
     ] = ["embedded"],  # noqa: B006 - typer copies it
     model: Model = None,
     tasks: Annotated[str, typer.Option(help="Tasks of the benchmark, by comma.")] = "",
+    public: Annotated[
+        str | None, typer.Option(help='"synthetic" in place of the benchmark\'s public.jsonl.')
+    ] = None,
     methods: Annotated[str, typer.Option(help="Methods, by comma.")] = (
         "zero-shot,in-context,task vector,dp-mtv"
     ),
@@ -316,7 +329,14 @@ def evaluate(
         )
         if len(benchmark) > 1:
             raise UserError("one benchmark folder at a time")
-        loaded = load_benchmark(benchmark[0], [t for t in tasks.split(",") if t], sealed=sealed)
+        if public is not None:
+            one_of("public", public, ("synthetic",))
+        loaded = load_benchmark(
+            benchmark[0],
+            [t for t in tasks.split(",") if t],
+            sealed=sealed,
+            public=public,  # type: ignore[arg-type]
+        )
         with progress_bars() as progress:
             rows, _ = evaluate_benchmark(
                 _load(target),

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from dpmtv.data.demonstrations import read_demonstrations, require_good
 from dpmtv.errors import DataError
@@ -39,14 +39,18 @@ class BenchmarkTask:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """Tasks and the public records of other rules."""
+    """Tasks and the public records of other rules, or the word for generated ones."""
 
     tasks: tuple[BenchmarkTask, ...]
-    public: list[Demonstration]
+    public: list[Demonstration] | Literal["synthetic"]
 
 
 def load_benchmark(
-    folder: Path | str, names: Sequence[str] = (), *, sealed: bool = False
+    folder: Path | str,
+    names: Sequence[str] = (),
+    *,
+    sealed: bool = False,
+    public: Literal["synthetic"] | None = None,
 ) -> Benchmark:
     """Read a benchmark folder; ``"embedded"`` is the one that comes with the package.
 
@@ -55,6 +59,7 @@ def load_benchmark(
         names: the tasks wanted, all by default.
         sealed: test on ``sealed.jsonl``, which is for figures to be published: nothing may be
             chosen on it.
+        public: ``"synthetic"`` in place of the folder's ``public.jsonl``.
 
     Raises:
         DataError: a file is missing or has bad rows, or a task does not exist.
@@ -84,4 +89,5 @@ def load_benchmark(
             group=groups.get(name, ""),
         )
 
-    return Benchmark(tuple(task(n) for n in names or found), read(root / "public.jsonl"))
+    tasks = tuple(task(n) for n in names or found)
+    return Benchmark(tasks, public or read(root / "public.jsonl"))

@@ -143,7 +143,8 @@ def _answers(
     records = task.test[:_EXAMPLES]
     queries = model.prepare([r.query for r in records])
     shown = tuple(task.private[: s.shots])
-    bare = chunk_pool(model, benchmark, task, max(s.chunks), s.size("public"), "public").mean(0)
+    public = [record for record in benchmark.public if not isinstance(record, str)]
+    bare = chunk_pool(model, public, task, max(s.chunks), s.size("public"), "public").mean(0)
     result = {
         "zero-shot": model.generate(queries),
         f"{s.shots}-shot in context": model.generate([Prompt(shown, r.query) for r in records]),

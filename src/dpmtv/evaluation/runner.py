@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dpmtv.data.demonstrations import require_good
 from dpmtv.data.partition import partition
 from dpmtv.errors import DataError
 from dpmtv.evaluation.metrics import EXACT_MATCH, exact_match
@@ -24,6 +25,7 @@ from dpmtv.evaluation.settings import (
     Setting,
     Settings,
 )
+from dpmtv.models.synthetic import public_records
 from dpmtv.pipeline import calibrate_for, release_geometry
 from dpmtv.privacy.mechanisms import clipped_mean
 from dpmtv.public_tasks import (
@@ -60,6 +62,7 @@ class Study:
     model: VisionLanguageModel
     benchmark: Benchmark
     settings: Settings
+    records: list[Demonstration]  # the public ones
     public: dict[QueryMode, list[PublicTask]]  # by the query that private chunks have
     heads: dict[QueryMode, np.ndarray]
     scores: dict[Setting, dict[str, list[tuple[float, float]]]] = field(
@@ -95,18 +98,19 @@ def evaluate_benchmark(
 
     Raises:
         DataError: a task has too few records.
+        ModelError: no heads are found on generated public records.
     """
     for task in benchmark.tasks:
         if len(task.test) < settings.n_test:
             raise DataError(f"{task.name} has {len(task.test)} test records, not {settings.n_test}")
+    records, check = public_records(model, benchmark.public, settings.shots, progress)
+    records = require_good(records or (), "the public file")
     public, heads = {}, {}
     for query in dict.fromkeys(GEOMETRIES[name].query for name in settings.geometries):
-        known = public_tasks(
-            model, benchmark.public, settings.k(query), query == "private", progress
-        )
-        found = select_heads(model, known, settings.patch, settings.search_steps, progress)
+        known = public_tasks(model, records, settings.k(query), query == "private", progress)
+        found = select_heads(model, known, settings.patch, settings.search_steps, progress, check)
         public[query], heads[query] = known, found.heads
-    study = Study(model, benchmark, settings, public, heads)
+    study = Study(model, benchmark, settings, records, public, heads)
     total = settings.draws * len(benchmark.tasks)
     for place, task in enumerate(benchmark.tasks):
         measure = _Measure(study, task)
@@ -118,7 +122,7 @@ def evaluate_benchmark(
 
 def chunk_pool(
     model: VisionLanguageModel,
-    benchmark: Benchmark,
+    public: Sequence[Demonstration],
     task: BenchmarkTask,
     chunks: int,
     size: int,
@@ -129,7 +133,7 @@ def chunk_pool(
 
     Args:
         model: the model.
-        benchmark: where public queries come from; the task's own questions are taken as public.
+        public: where public queries come from; the task's own questions are taken as public.
         task: whose records are cut.
         chunks: how many.
         size: records of each.
@@ -141,7 +145,7 @@ def chunk_pool(
     """
     queries = []
     if query == "public":
-        queries = public_queries(benchmark.public, sorted({r.question for r in task.test}))
+        queries = public_queries(public, sorted({r.question for r in task.test}))
     slots = partition(len(task.private), chunks, size, b"formation %d" % formation)
     found = [chunk_values(model, [task.private[i] for i in chunk], queries) for chunk in slots]
     good = [values for values in found if values is not None]
@@ -160,9 +164,7 @@ def _draw_activations(
     if key not in study.pools:
         full, most = len(task.private) // size, max(s.sizes(query))
         chunks = max(most, min(full, -(-s.draws // formations) * most))
-        study.pools[key] = chunk_pool(
-            study.model, study.benchmark, task, chunks, size, query, key[2]
-        )
+        study.pools[key] = chunk_pool(study.model, study.records, task, chunks, size, query, key[2])
     pool = study.pools[key]
     return pool[list(partition(len(pool), 1, m, _draw_key(draw))[0])]
 
