@@ -125,8 +125,8 @@ def test_evaluate_benchmark_marks_what_is_not_private(run):
         (["--epsilon", "nan"], "epsilon"),
         (["--epsilon", "1", "--delta", "0.02"], "1/n"),
         (["--epsilon", "1", "--delta", "1"], "delta"),
-        (["--epsilon", "1", "--chunks", "13"], "65 records"),
-        (["--epsilon", "1", "--shots", "60"], "61 records"),
+        (["--epsilon", "1", "--chunks", "65"], "65 records"),
+        (["--epsilon", "1", "--shots", "61"], "61 records"),
         (["--epsilon", "1", "--relation", "other"], "relation"),
         (["--epsilon", "1", "--selection", "best"], "--selection must be one of"),
         (["--epsilon", "1", "--patch", "never"], "--patch must be one of"),
@@ -158,9 +158,8 @@ def test_unusable_private_files(run, tmp_path, public, content, message):
     path = tmp_path / "p.jsonl"
     if content is not None:
         path.write_text(content)
-    code, _, err = run(
-        "build", "embedded", path, "-o", tmp_path / "v", "--epsilon", 1, "--public", public
-    )
+    words = ["build", "embedded", path, "-o", tmp_path / "v", "--epsilon", 1, "--shots", 3]
+    code, _, err = run(*words, "--public", public)
     assert code == 2
     assert message in err
     assert not (tmp_path / "v").exists()

@@ -23,7 +23,8 @@ ADDED = UNITS | {"deficit", "empty", "pushed out"}
         (neighbours.ADDED, 2000, EVERYWHERE | ADDED),
         (neighbours.BIG_ADDED, 2000, EVERYWHERE | ADDED),
         (neighbours.DEFAULT, 4000, EVERYWHERE | {"all bad"}),
-        (neighbours.DEFAULT_ADDED, 6000, EVERYWHERE | ADDED),
+        # A chunk of one row is full or empty.
+        (neighbours.DEFAULT_ADDED, 6000, EVERYWHERE | ADDED - {"deficit"}),
     ],
     ids=[
         *("record", "paper", "unit", "unit of 3 rows", "added", "added with 3 rows"),

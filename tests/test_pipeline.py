@@ -99,9 +99,9 @@ def test_released_noise_has_the_certified_size(model, private, public, monkeypat
         ({"delta": 0.0}, PrivacyParameterError, "delta"),
         ({"delta": 1 / 60}, PrivacyParameterError, "1/n"),
         ({"delta": 0.5}, PrivacyParameterError, "1/n"),
-        ({"chunks": 21}, DataError, "63 records"),
+        ({"chunks": 21, "query": "private"}, DataError, "63 records"),
         ({"chunks": 0}, PrivacyParameterError, "chunks"),
-        ({"shots": 60}, DataError, "61 records"),
+        ({"chunks": 61, "shots": 1}, DataError, "61 records"),
         ({"clip": 0.0}, PrivacyParameterError, "clip"),
         ({"clip": -1.0}, PrivacyParameterError, "clip"),
         ({"clip": float("nan")}, PrivacyParameterError, "clip"),
@@ -113,6 +113,12 @@ def test_released_noise_has_the_certified_size(model, private, public, monkeypat
         ({"shots": 0}, PrivacyParameterError, "demonstration"),
         ({"patch": "evry"}, PrivacyParameterError, "patch"),
         ({"selection": "best"}, PrivacyParameterError, "selection"),
+        ({"query": "mine"}, PrivacyParameterError, "query"),
+        (
+            {"public": None, "clip": 1.0, "selection": "all", "query": "public"},
+            PrivacyParameterError,
+            "public queries",
+        ),
         ({"clip": 1e39}, PrivacyParameterError, "clip"),
         ({"public": "synthetic", "selection": "released"}, PrivacyParameterError, "private rule"),
         ({"public": "public.jsonl"}, PrivacyParameterError, "list of records"),
@@ -270,7 +276,7 @@ def test_without_tasks_that_the_model_can_do_nothing_is_spent(
 ):
     lost = [Demonstration(picture, "What is it?", f"x{i}", task=f"{i % 5}") for i in range(25)]
     monkeypatch.setattr(synthetic, "synthetic_records", lambda *_, **__: lost)
-    monkeypatch.setattr(pipeline, "chunk_activations", lambda *_: pytest.fail("a chunk was run"))
+    monkeypatch.setattr(pipeline, "chunk_values", lambda *_: pytest.fail("a chunk was run"))
     with pytest.raises(ModelError, match="0 of 5 synthetic tasks"):
         build(model, private, "synthetic", ledger=tmp_path / "ledger")
     assert not (tmp_path / "ledger").exists()

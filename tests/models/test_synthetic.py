@@ -180,7 +180,7 @@ def test_right_by_chance_or_without_a_choice_is_not_enough(monkeypatch):
 
 
 def test_a_search_that_fails_the_check_is_tried_again(model, answered):
-    tasks = public_tasks(model, answered.records, 2)
+    tasks = public_tasks(model, answered.records, 2, private_query=True)
     vectors = [task.vector for task in tasks]
     good = select_heads(model, tasks, "every-step", 12, check=answered).heads
     assert 0 < good.sum() < model.layout.n_heads
