@@ -8,65 +8,123 @@ from pathlib import Path
 
 import pytest
 
-from results import DOCS, page  # benchmarks/results.py
+from results import (  # benchmarks/results.py
+    CURVE,
+    DOCS,
+    MODES,
+    PARTS,
+    carried,
+    harder_than_words,
+    headline,
+    page,
+    weights,
+)
 
 ROOT = DOCS.parent
 ROWS = json.loads((DOCS / "results.json").read_text("utf-8"))
+READ_AT_ONCE = ("held-out words", "held-out pairs")
 
 
-def mean(method: str, **wanted: object) -> dict:
-    (row,) = [
-        r
-        for r in ROWS
-        if r["task"] == "mean"
-        and r["method"] == method
-        and all(r[k] == v for k, v in wanted.items())
+def row(method: str, **wanted: object) -> dict:
+    (found,) = [
+        r for r in ROWS if r["method"] == method and all(r[k] == v for k, v in wanted.items())
     ]
-    return row
+    return found
+
+
+def of_group(method: str, group: str, patch: str = "every-step") -> float:
+    return row(method, table=f"main, {patch}", task=f"mean of {group}")["mean"]
 
 
 def test_the_results_page_is_made_from_the_committed_rows():
     assert (DOCS / "results.md").read_text("utf-8") == page(ROWS)
 
 
-def test_figures_in_the_readme_are_on_the_results_page():
+def test_every_figure_is_of_the_sealed_test_and_of_twenty_draws():
+    assert {r["table"] for r in ROWS} >= set(PARTS)
+    for r in ROWS:
+        assert " --sealed " in r["command"]
+        assert r["weights"] == weights(), "of another model than the one in the package"
+        if r["K"]:
+            assert r["draws"] == 20, r
+
+
+def test_tables_on_other_pages_are_made_from_the_committed_rows():
+    assert carried(ROWS) in (DOCS / "embedded.md").read_text("utf-8")
+    readme = (ROOT / "README.md").read_text("utf-8")
+    assert headline(ROWS) in readme
+    outside = readme.replace(headline(ROWS), "")
     results = (DOCS / "results.md").read_text("utf-8")
-    figures = re.findall(r"\d+\.\d ± \d+\.\d", (ROOT / "README.md").read_text("utf-8"))
-    assert len(figures) >= 4
-    for figure in figures:
+    for figure in re.findall(r"\d+\.\d ± \d+\.\d", outside):
         assert figure in results
 
 
-@pytest.mark.parametrize("patch", ["every-step", "prompt"])
-def test_the_committed_rows_meet_what_is_promised(patch):
-    table = f"main, {patch}"
-    assert mean("zero-shot", table=table)["mean"] <= 0.20
-    assert mean("in-context", table=table)["mean"] >= 0.85
-    assert mean("task vector", table=table)["mean"] >= 0.85
-    paper = mean(
-        "dp-mtv",
-        table=table,
-        relation="zero_out",
-        epsilon=1.0,
-        geometry="all heads, clip per layer, public mask",
-    )
-    assert paper["mean"] >= 0.75
-    assert (paper["m"], paper["delta"], paper["draws"]) == (100, 1e-5, 20)
+@pytest.mark.parametrize("patch", MODES)
+def test_trained_rules_are_followed_in_both_patch_modes(patch):
+    assert of_group("zero-shot", "trained", patch) <= 0.20
+    assert of_group("in-context", "trained", patch) >= 0.90
+    assert of_group("task vector", "trained", patch) >= 0.90
 
 
-def test_controls_stay_near_zero_shot():
-    table = "controls, every-step"
-    zero = mean("zero-shot", table=table)["mean"]
-    controls = [r for r in ROWS if r["table"] == table and r["method"] != "zero-shot"]
-    means = [r for r in controls if r["task"] == "mean"]
-    assert len(means) == 8, "two controls, two geometries, two relations"
-    for row in means:
-        assert row["draws"] == 20
-        assert row["mean"] <= zero + 0.03, row
+@pytest.mark.parametrize("patch", MODES)
+@pytest.mark.parametrize("group", READ_AT_ONCE)
+def test_rules_that_were_never_trained_are_read(group, patch):
+    assert of_group("in-context", group, patch) >= 0.90
+    assert of_group("task vector", group, patch) >= 0.75
+
+
+def test_many_chunks_beat_one_where_annotators_are_noisy():
+    of = {m: row("task vector", table="noisy", task="mean", m=m)["mean"] for m in (1, 50)}
+    in_context = row("in-context", table="noisy", task="mean")["mean"]
+    assert of[50] >= of[1] + 0.10
+    assert of[50] >= in_context + 0.05
+
+
+def test_knowing_the_words_is_not_enough():
+    assert len(harder_than_words(ROWS)) >= 6
 
 
 @pytest.mark.parametrize(
-    "path", [ROOT / "README.md", *DOCS.glob("*.md"), ROOT / "CONTRIBUTING.md"], ids=lambda p: p.name
+    ("table", "m"),
+    [
+        *(("chunks, K = 4", m) for m in (25, 50, 100, 200)),
+        *(("chunks, K = 1", m) for m in (25, 50, 100, 200, 400)),
+    ],
+)
+@pytest.mark.parametrize("relation", ["replace_one", "zero_out"])
+def test_the_papers_release_is_measured_at_every_size(table, m, relation):
+    paper = row(
+        "dp-mtv",
+        table=table,
+        task="mean",
+        m=m,
+        relation=relation,
+        geometry="all heads, clip per layer, public mask",
+    )
+    assert (paper["epsilon"], paper["delta"]) == (1.0, 1e-5)
+    assert paper["gain"] is not None
+
+
+def test_controls_stay_near_zero_shot():
+    zero = row("zero-shot", table="controls", task="mean")["mean"]
+    controls = [r for r in ROWS if r["table"] == "controls" and r["method"] != "zero-shot"]
+    means = [r for r in controls if r["task"] == "mean"]
+    assert len(means) == 8, "two controls, two geometries, two relations"
+    for r in means:
+        assert r["mean"] <= zero + 0.05, r
+
+
+def test_curves_are_of_tasks_of_the_suite():
+    suite = json.loads(
+        (ROOT / "src/dpmtv/embedded/data/suite.json").read_text("utf-8"),
+    )
+    assert {suite[t] for t in CURVE.split(",")} >= {"trained", "noisy", *READ_AT_ONCE}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [ROOT / "README.md", *DOCS.rglob("*.md"), ROOT / "CONTRIBUTING.md"],
+    ids=lambda p: p.name,
 )
 def test_links_lead_somewhere(path: Path):
     for target in re.findall(r"\]\(([^)#]+)\)", path.read_text("utf-8")):

@@ -48,12 +48,12 @@ library_name: transformers
 # The embedded model of dpmtv
 
 An Idefics3 of 1.9 million parameters, made from nothing to show and test private task vectors on
-a laptop. It answers questions about a handwritten digit or a drawn shape, in one of a hundred ways
-that it was trained on or in words that it reads for the first time, and takes the way from
+a laptop. It answers questions about a handwritten digit or a drawn shape, by one of 76 rules that
+it was trained on or in words that it never answered a picture with, and takes the rule from
 demonstrations in its prompt or from a task vector. It knows nothing else: no other picture or
-question means anything to it, and its text is a vocabulary of 2,500 words. Trained on 390 digits of
-scikit-learn (UCI) and 1,300 shapes of easy-VQA; never on the pictures of the public, private and
-test files. How it was made, and its limits: docs/embedded.md and training/.
+question means anything to it, and its vocabulary has 2,500 tokens. Trained on 390 digits of
+scikit-learn (UCI) and 1,300 shapes of easy-VQA; never on the pictures of the public, private, test
+and sealed files. How it was made, and its limits: docs/embedded.md and training/.
 """
 
 
@@ -128,6 +128,7 @@ def export_data(splits: dict[str, list[Picture]], target: Path) -> None:
 def export_model(model: torch.nn.Module, processor: object, target: Path) -> None:
     """The model as a standard Hugging Face folder in half precision."""
     shutil.rmtree(target, ignore_errors=True)
+    model.config.answer_instruction = ""  # trained on bare questions, unlike its family
     model.half().save_pretrained(target)
     processor.save_pretrained(target)
     (target / "README.md").write_text(CARD, "utf-8")

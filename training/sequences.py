@@ -24,6 +24,7 @@ from conventions import (
     QUESTIONS,
     SHAPES,
     SOURCE,
+    TURNED,
     WARM,
     Convention,
 )
@@ -34,7 +35,6 @@ from words import DEV_HELD_OUT, HELD_OUT, POOL
 END_WEIGHT = 0.3
 FIRST_CLASS = dict(zip(CLASSES, np.cumsum([0, *CLASSES.values()])[:-1].tolist(), strict=True))
 N_CLASSES = sum(CLASSES.values())
-TEXT_WORDS = (*POOL, *HELD_OUT, *DEV_HELD_OUT)
 NAMES = tuple(
     c
     for c in CONVENTIONS
@@ -42,6 +42,7 @@ NAMES = tuple(
     and len(set(c.answers)) == CLASSES[c.family]
     and all(len(a.split()) == 1 for a in c.answers)
 )
+SHARED = tuple(c for c in CONVENTIONS if c.name.split("-turned-")[0] in TURNED)
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,12 @@ class RuleSource:
             answers = tuple(" ".join(words[i * length : (i + 1) * length]) for i in range(count))
             if frozenset(answers) not in HELD_OUT_PAIRS:
                 return Rule((Convention("random", family, answers),))
+
+    def turned(self) -> Rule:
+        """A trained rule that shares its words with others: only demonstrations tell them apart."""
+        # By the number of classes: with ten, demonstrations seldom show the class asked for.
+        weight = np.array([CLASSES[c.family] for c in SHARED])
+        return Rule((SHARED[self.rng.choice(len(SHARED), p=weight / weight.sum())],), known=True)
 
     def swapped(self) -> Rule:
         """A trained list of few names in a random order."""

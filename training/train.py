@@ -1,7 +1,8 @@
 """Train the embedded model: vision, then reading demonstrations, then reading an injected mean.
 
-Each stage saves a checkpoint under the work folder and is skipped when its checkpoint is there;
-the second and third also save every 250 steps, so that an interrupted run goes on.
+Each stage saves a checkpoint under the work folder and is skipped when its checkpoint is there:
+clear the folder after changing the recipe. The second and third also save every 250 steps, so that
+an interrupted run goes on, with newly drawn data and without the rules that were to be asked again.
 """
 
 from __future__ import annotations
@@ -15,18 +16,18 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from conventions import CONVENTIONS
+from conventions import CLASSES, CONVENTIONS
 from pictures import Picture, augment, to_model
-from sequences import FIRST_CLASS, N_CLASSES, Rule, RuleSource, Sequences
+from scaffolds import Binder, Scaffold
+from sequences import SHARED, Rule, RuleSource, Sequences
 from words import DEV_HELD_OUT
 
 
-def schedule(step: int, steps: int, peak: float, floor: float = 0.03) -> float:
-    """Linear warm-up over 60 steps, then a cosine down to ``floor`` of the peak."""
+def schedule(step: int, steps: int, peak: float) -> float:
+    """Linear warm-up over 60 steps, then a cosine down to 3 % of the peak."""
     warm = min(1.0, (step + 1) / 60)
-    return peak * warm * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * step / steps)))
+    return peak * warm * (0.03 + 0.97 * 0.5 * (1 + math.cos(math.pi * step / steps)))
 
 
 # --- stage 1: vision -----------------------------------------------------------------------
@@ -165,16 +166,18 @@ class Stage:
 
 
 EARLY = {
-    "fixed": 0.25,
-    "random": 0.38,
+    "fixed": 0.2,
+    "turned": 0.1,
+    "random": 0.33,
     "swapped": 0.05,
     "styled": 0.1,
     "mixed": 0.04,
     "dictionary": 0.18,
 }
 READING = {
-    "fixed": 0.25,
-    "random": 0.3,
+    "fixed": 0.18,
+    "turned": 0.12,
+    "random": 0.25,
     "swapped": 0.07,
     "styled": 0.12,
     "mixed": 0.06,
@@ -183,103 +186,22 @@ READING = {
 
 
 INJECTED = {
-    "fixed": 0.2,
+    "fixed": 0.15,
+    "turned": 0.12,
     "random": 0.5,
-    "swapped": 0.2,
+    "swapped": 0.15,
     "styled": 0.02,
     "mixed": 0.04,
-    "dictionary": 0.04,
+    "dictionary": 0.02,
 }
+# Chunks injected in a step. They are of many rules: with eight rules a step the decoding of a mean
+# was memorised, and did not carry over to other rules. RECENT rules are kept from the last steps,
+# and AGAIN of them are asked again.
+MANY, RECENT, AGAIN = 64, 240, 96
 STAGES = (
     Stage("text", 1800, 2e-3, EARLY, 160),
-    Stage("bind", 2400, 7e-4, READING, 90, INJECTED),
+    Stage("bind", 2200, 1e-3, READING, 90, INJECTED),
 )
-
-
-class Binder(nn.Module):
-    """A throw-away reader: the word of each class from a mean of chunks, by one linear map a class.
-
-    Naming a rule's words needs none of this; that a mean tells which class means which does. It
-    reads one layer, so that the layers behind it can learn to use what it finds.
-    """
-
-    LAYER = 3
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.maps = nn.Parameter(torch.randn(N_CLASSES, 128, 128) * 0.02)
-
-    def loss(self, means: Tensor, rules: list[Rule], data: Sequences, words: Tensor) -> Tensor:
-        """Loss of the first token of every class's answer; ``means`` [layers, rules, 128]."""
-        known = [
-            (place, FIRST_CLASS[part.family] + number, data.encode(f" {answer}")[0])
-            for place, rule in enumerate(rules)
-            for part in rule.parts
-            for number, answer in enumerate(part.answers)
-        ]
-        if not known:
-            return means.sum() * 0
-        where, which, target = (list(column) for column in zip(*known, strict=True))
-        values = means[self.LAYER]
-        values = nn.functional.layer_norm(values, values.shape[1:])[where]
-        read = torch.einsum("nd,ndw->nw", values, self.maps[which])
-        return nn.functional.cross_entropy(read @ words.T, torch.tensor(target))
-
-
-class Scaffold:
-    """Auxiliary losses that fade out; without them reading starts late or never.
-
-    (a) throw-away linear readers: the class at ':' after the first layer, and the class of a
-    demonstration at its answer after the second; (b) four heads of the third layer should look
-    from ':' to the earlier answers of the same class.
-    """
-
-    LOOKING = (4, 5, 6, 7)  # heads
-
-    def __init__(self, text: nn.Module):
-        self.readers = nn.ModuleList([nn.Linear(128, N_CLASSES) for _ in range(2)])
-        self.text, self.states = text, {}
-        for index in (0, 1):
-            text.layers[index].register_forward_hook(self._keep(index))
-        text.layers[2].self_attn.q_proj.register_forward_hook(self._keep("q"))
-        text.layers[2].self_attn.k_proj.register_forward_hook(self._keep("k"))
-        self.on = False
-
-    def _keep(self, name: int | str):
-        def hook(_m: nn.Module, _a: tuple, out: Tensor | tuple) -> None:
-            if self.on:
-                self.states[name] = out[0] if isinstance(out, tuple) else out
-
-        return hook
-
-    def losses(self, batch: dict) -> tuple[Tensor, Tensor]:
-        """Class loss, and −log of the attention mass on answers of the same class."""
-        colon, label = batch["colon"], batch["label"]
-        rows = torch.arange(len(colon))[:, None]
-        pictured = label >= 0
-        at_colon = self.states[0][rows, colon][pictured]
-        at_answer = self.states[1][rows, colon + 1][pictured]
-        target = label[pictured]
-        guess = nn.functional.cross_entropy(self.readers[0](at_colon), target)
-        guess = guess + nn.functional.cross_entropy(self.readers[1](at_answer), target)
-        same = (label[:, :, None] == label[:, None, :]) & pictured[:, :, None]
-        same &= torch.tril(torch.ones(same.shape[1:], dtype=torch.bool), -1)
-        asked = same.any(2)
-        if not asked.any():
-            return guess, guess.new_zeros(())
-        q, k = (
-            self.states[n].unflatten(2, (8, 16))[:, :, self.LOOKING].transpose(1, 2) for n in "qk"
-        )
-        places = torch.arange(q.shape[2])[None]
-        q, k = apply_rotary_pos_emb(q, k, *self.text.rotary_emb(q, places))
-        q = q.gather(2, colon[:, None, :, None].expand(-1, 4, -1, 16))
-        scores = q @ k.transpose(2, 3) / 4  # [rows, 4, records, tokens]
-        scores = scores.masked_fill(places[:, None, None] > colon[:, None, :, None], -1e4)
-        mass = scores.softmax(3).gather(
-            3, (colon + 1)[:, None, None].expand_as(same[:, None].expand(-1, 4, -1, -1))
-        )
-        mass = (mass * same[:, None]).sum(3).transpose(1, 2)[asked]
-        return guess, -mass.clamp_min(1e-4).log().mean()
 
 
 def train_text(
@@ -294,30 +216,38 @@ def train_text(
     scaffold: Scaffold,
     patcher: Patcher,
 ) -> None:
-    """Answer loss on every record of a sequence; with ``injected`` also under an injected mean."""
+    """Answer loss on every answer that can be known; with ``injected`` also under a mean."""
     done, part = work / f"{stage.name}.pt", work / f"{stage.name}.part.pt"
     if done.exists():
         saved = torch.load(done)
         model.load_state_dict(saved["model"])
         scaffold.readers.load_state_dict(saved["readers"])
+        scaffold.maps.data.copy_(saved["maps"])
         return
     torch.manual_seed(seed)
     model.model.vision_model.requires_grad_(False)
     text = model.model.text_model
     parameters = [p for p in model.parameters() if p.requires_grad]
     binder = Binder()
-    parameters += [*scaffold.readers.parameters(), *binder.parameters()]
-    optimizer = torch.optim.AdamW(parameters, weight_decay=0.05, betas=(0.9, 0.98))
+    parameters += scaffold.readers.parameters()
+    maps = [scaffold.maps, *binder.parameters()]  # they begin in the middle: let them catch up
+    groups = [
+        {"params": parameters, "times": 1.0},
+        {"params": maps, "times": 4.0 if stage.injected else 1.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, weight_decay=0.05, betas=(0.9, 0.98))
     start, before = 0, 0.0
     if part.exists():
         saved = torch.load(part)
         model.load_state_dict(saved["model"])
         scaffold.readers.load_state_dict(saved["readers"])
+        scaffold.maps.data.copy_(saved["maps"])
         binder.load_state_dict(saved["binder"])
         optimizer.load_state_dict(saved["optimizer"])
         start, before = saved["step"], saved["seconds"]
     data = Sequences(tokenizer, pictures, features, seed=1000 * seed + start + len(stage.name))
     rules = RuleSource(data.rng)
+    recent: list[tuple[Rule, Tensor]] = []
     started, window = time.time() - before, {}
 
     def note(name: str, value: float) -> None:
@@ -326,9 +256,13 @@ def train_text(
     for step in range(start, stage.steps):
         done_share = step / stage.steps
         fade = 0.1 if stage.injected else max(0.1, 1 - done_share / 0.7)
+        # It begins after a fifth of the text stage; in the last one it fades to a tenth between 30
+        # and 75 % of the steps.
+        bind = max(0.1, min(1.0, 1.6 - 2 * done_share))
+        bind = bind if stage.injected else min(0.3, max(0.0, done_share - 0.2))
         data.one_question = 0.0 if stage.injected else max(0.0, 0.9 * (1 - done_share / 0.6))
         for group in optimizer.param_groups:
-            group["lr"] = schedule(step, stage.steps, stage.peak)
+            group["lr"] = schedule(step, stage.steps, stage.peak) * group["times"]
         optimizer.zero_grad()
         length = int(data.rng.integers(3, 10))
         batch = data.batch(rules.draw(stage.records // length, stage.shares), length)
@@ -336,12 +270,14 @@ def train_text(
         hidden = text(inputs_embeds=embed(model, batch, data.image), use_cache=False)
         scaffold.on = False
         loss, hits = answer_loss(model, hidden.last_hidden_state, batch)
-        guess, look = scaffold.losses(batch)
-        (loss + fade * (0.5 * guess + 0.3 * look)).backward()
+        extra = scaffold.losses(batch, model.lm_head.weight)
+        helped = fade * (0.5 * extra["class"] + 0.3 * extra["look"])
+        helped = helped + bind * (1.5 * extra["bound"] + 0.1 * extra["gather"])
+        (loss + helped).backward()
         last = [hits[r, f[-1]].item() for r, f in enumerate(batch["firsts"]) if f[-1] >= 0]
         note("loss", loss.item())
-        note("class_loss", guess.item())
-        note("look_loss", look.item())
+        for name, value in extra.items():
+            note(f"{name}_loss", value.item())
         note("last_record", float(np.mean(last)))
         if step % 4 == 0:  # the true words listed in the question, no demonstration
             listed = data.batch(
@@ -356,64 +292,92 @@ def train_text(
             loose = min(1.0, max(0.2, (done_share - 0.6) / 0.3))
             heads = task_heads(model, data.rng, loose)
             every = bool(data.rng.random() < 0.5)
-            drawn = [replace(r, noise=0.0) for r in rules.draw(8, stage.injected)]
-            loss, right, means = inject(model, data, patcher, drawn, 6, heads, every)
+            chunks = int(data.rng.choice([2, 4, 6], p=[0.5, 0.3, 0.2]))
+            count = MANY // chunks
+            drawn = [replace(r, noise=0.0) for r in rules.draw(count, stage.injected)]
+            means = chunk_means(model, data, patcher, drawn, chunks)
+            tools = (heads, every, 96 // count)
+            loss, right = under_means(model, data, patcher, drawn, means, *tools)
             read = binder.loss(means, drawn, data, model.lm_head.weight)
-            (loss + read * max(0.1, 1 - done_share / 0.7)).backward()
+            (loss + bind * read).backward()
+            names = [r.parts[0].name if r.parts else "" for r in drawn]
+            new = [i for i, n in enumerate(names) if n in ("random", "swapped") or "turned" in n]
             note("injected", loss.item())
             note("binder", read.item())
             note(f"injected_right_{'every' if every else 'prompt'}", right.float().mean().item())
+            if new:
+                note("new_right", right[new].float().mean().item())
+            if recent:  # the same again with rules of the last steps, for their decoding alone
+                picked = [recent[i] for i in data.rng.integers(len(recent), size=AGAIN)]
+                again = torch.stack([mean for _, mean in picked], 1)
+                tools = (heads, every, 2)
+                loss, _ = under_means(model, data, patcher, [r for r, _ in picked], again, *tools)
+                loss.backward()
+                note("again", loss.item())
+            recent.extend((drawn[i], means[:, i].detach()) for i in new)
+            del recent[:-RECENT]
         nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         if step % 50 == 49:
             figures = {k: round(float(np.mean(v)), 4) for k, v in window.items()}
             log(work, stage=stage.name, step=step + 1, seconds=time.time() - started, **figures)
             window.clear()
-        if step % 250 == 249:
+        if step % 250 == 249 or step + 1 == stage.steps:
             state = {"model": model.state_dict(), "readers": scaffold.readers.state_dict()}
-            state |= {"binder": binder.state_dict()}
+            state |= {"binder": binder.state_dict(), "maps": scaffold.maps.detach()}
             state |= {"optimizer": optimizer.state_dict(), "step": step + 1}
             torch.save({**state, "seconds": time.time() - started}, part)
             figures = dev_accuracy(model, tokenizer, patcher, *dev)
             log(work, stage=stage.name, step=step + 1, dev=figures)
-    torch.save({"model": model.state_dict(), "readers": scaffold.readers.state_dict()}, done)
+    state = {"model": model.state_dict(), "readers": scaffold.readers.state_dict()}
+    torch.save({**state, "maps": scaffold.maps.detach()}, done)
 
 
-def inject(
+def chunk_means(
     model: nn.Module,
     data: Sequences,
     patcher: Patcher,
     rules: list[Rule],
     chunks: int,
-    heads: Tensor,
-    every: bool,
     length: int | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Zero-shot prompts under the mean of their rule's chunks, with gradients through both.
+) -> Tensor:
+    """Mean over each rule's chunks of what every head sends on, [layers, rules, width].
 
-    Patched at the prompt's last token, or (``every``) there and at every answer token, so that
-    answers end rightly in both modes. ``heads`` bool [layers, 8]; ``length`` records a chunk, two
-    to six by default.
-
-    Returns:
-        Answer loss, whole-answer hits [8 queries a rule], means [layers, rules, width].
+    ``length`` records a chunk, two to six by default; gradients go through.
     """
-    text, queries = model.model.text_model, 8
     length = length or int(data.rng.integers(2, 7))
     shown = data.batch([r for r in rules for _ in range(chunks)], length, last_only=True)
     patcher.records, patcher.colon = [], shown["colon"][:, -1]
-    text(inputs_embeds=embed(model, shown, data.image), use_cache=False)
-    patcher.colon = None
+    model.model.text_model(inputs_embeds=embed(model, shown, data.image), use_cache=False)
     means = torch.stack(patcher.records).unflatten(1, (len(rules), chunks)).mean(2)
+    patcher.records, patcher.colon = [], None
+    return means
+
+
+def under_means(
+    model: nn.Module,
+    data: Sequences,
+    patcher: Patcher,
+    rules: list[Rule],
+    means: Tensor,
+    heads: Tensor,
+    every: bool,
+    queries: int,
+) -> tuple[Tensor, Tensor]:
+    """Zero-shot prompts under their rule's mean: answer loss, whole-answer hits [rules, queries].
+
+    Patched at the prompt's last token, or (``every``) there and at every answer token, so that
+    answers end rightly in both modes. ``heads`` bool [layers, 8].
+    """
     asked = data.batch([r for r in rules for _ in range(queries)], 1, ask_all=True)
     position = torch.arange(asked["ids"].shape[1])[None]
     patcher.values = means.repeat_interleave(queries, dim=1)
     patcher.where = (position >= asked["colon"]) if every else (position == asked["colon"])
     patcher.heads = heads.repeat_interleave(means.shape[2] // 8, dim=1)
-    hidden = text(inputs_embeds=embed(model, asked, data.image), use_cache=False)
-    patcher.values, patcher.records = None, []
+    hidden = model.model.text_model(inputs_embeds=embed(model, asked, data.image), use_cache=False)
+    patcher.values = None
     loss, hits = answer_loss(model, hidden.last_hidden_state, asked)
-    return loss, ((hits == 1) | (hits == -1)).all(1), means
+    return loss, ((hits == 1) | (hits == -1)).all(1).view(len(rules), queries)
 
 
 def task_heads(model: nn.Module, rng: np.random.Generator, loose: float) -> Tensor:
@@ -441,6 +405,7 @@ def dev_accuracy(
     rare = RuleSource(data.rng, image_words=DEV_HELD_OUT)
     kinds = {
         "fixed": [Rule((c,), known=True) for c in CONVENTIONS[::2]],
+        "turned": [Rule((c,), known=True) for c in SHARED if CLASSES[c.family] >= 8],
         "pairs": [usual.random() for _ in range(40)],
         "words": [rare.random() for _ in range(40)],
         "styled": [rare.styled() for _ in range(20)],
@@ -464,9 +429,10 @@ def dev_accuracy(
                     right = bool(((wanted == 1) | (wanted == -1)).all())
                     scores.setdefault(f"{shots}-shot", []).append(right)
             for every in (False, True):
-                _, right, _ = inject(model, data, patcher, some, 8, heads, every, 5)
+                means = chunk_means(model, data, patcher, some, 8, 5)
+                _, right = under_means(model, data, patcher, some, means, heads, every, 8)
                 name = "vector, every step" if every else "vector, prompt"
-                scores.setdefault(name, []).extend(right.tolist())
+                scores.setdefault(name, []).extend(right.flatten().tolist())
         result[kind] = {k: round(float(np.mean(v)), 3) for k, v in scores.items()}
     return result
 
