@@ -22,7 +22,7 @@ embedded: $(VENV)/installed
 	$(BIN)/pip install -c constraints.txt -r training/requirements.txt
 	$(BIN)/python training/make_embedded.py
 
-# The accuracy tables of docs/results.md, about an hour on two cores; skips parts that
+# The accuracy tables of docs/results.md, some hours on two cores; skips parts that
 # docs/results.json already holds.
 results: $(VENV)/installed
 	$(BIN)/python benchmarks/results.py

@@ -1,10 +1,11 @@
 """The accuracy tables of docs/results.md: run what is missing, then write tables and pictures.
 
-    python benchmarks/results.py [--full] [--jobs N] [--again PART …]
+    python benchmarks/results.py [--full] [--jobs N] [--again PART …] [--only [PART …]]
 
 Each part is one `dpmtv evaluate` command on the sealed test; its rows go into docs/results.json as
-they are, with a hash of the weights. A part whose rows are there, for these weights, is not run
-again, so an interrupted run goes on where it stopped. Parts run side by side, one thread each.
+they are, with a hash of the weights. A part whose rows are there, for these weights and by this
+command, is not run again, so an interrupted run goes on where it stopped. Parts run side by side,
+one thread each. `--only` without a name runs nothing and writes the page from the rows there.
 """
 
 from __future__ import annotations
@@ -21,13 +22,16 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
+import equal_records
 from dpmtv.evaluation.report import plot_png
+from dpmtv.evaluation.settings import GEOMETRIES
 from dpmtv.models.adapters import EMBEDDED
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 Row = dict[str, Any]
 
-COMMON = ("evaluate", "embedded", "--sealed", "--draws", "20", "--json")
+SEALED = ("evaluate", "embedded", "--sealed", "--draws")
+COMMON = (*SEALED, "20", "--json")
 BASES = "zero-shot,in-context,task vector"
 WORDS = "words listed,words enforced,words listed and enforced"
 NOISY = "color-spanish-noisy,digit-dutch-noisy,presence-german-noisy,shape-french-noisy"
@@ -40,33 +44,89 @@ CURVE = (
 FEWER = ("--tasks", CURVE, "--n-test", "50")
 SHORT = (*FEWER, "--methods", "zero-shot,task vector,dp-mtv")
 AT_ONE = ("--epsilons", "1")
+# As in the paper: four demonstrations and a private query a chunk, a clip a layer.
+CHUNKED = ("--geometries", "selected,all-heads")
+SUITE: dict[str, str] = json.loads(
+    (EMBEDDED.parent / "data" / "suite.json").read_text("utf-8")
+)  # task → group
+# On the unsealed test of these tasks the defaults were chosen.
+CHOSEN_ON = (
+    "digit-french,color-warmth,presence-french,parity-words,shape-spanish,mixed-easy-vqa,"
+    "digit-phrase,presence-pair,warmth-words"
+)
+OTHERS = ",".join(task for task in SUITE if task not in CHOSEN_ON.split(","))
+METHODS = ("--methods", "zero-shot,task vector,dp-mtv")
+REPLACE = ("--relations", "replace_one")
+BY_RECORDS = (*COMMON, "--n-test", "50", *METHODS)
+DEFAULT = ("--geometries", "default", *REPLACE)
+PAPERS = ("--geometries", "all-heads", *REPLACE)
+PAPERS_K = {4: ("--shots", "4"), 1: ("--shots", "1")}
+ALL_SIZES = ("--records", "50,100,250")
 MODES = {
     "every-step": "Patched at the prompt's last token and at every decoding step",
     "prompt": "Patched at the prompt's last token alone",
 }
 PARTS = {
-    "main, every-step": (*COMMON, *AT_ONE, "--methods", f"{BASES},dp-mtv,{WORDS}"),
+    "main, every-step": (*COMMON, *AT_ONE, "--methods", f"{BASES},dp-mtv,{WORDS}", *CHUNKED),
     "main, prompt": (
         *(*COMMON, *AT_ONE, "--patch", "prompt", "--methods", f"{BASES},dp-mtv"),
         *("--geometries", "selected", "--relations", "replace_one"),
     ),
     "noisy": (
         *(*COMMON, "--tasks", NOISY, "--methods", BASES),
-        *("--chunks", "1,5,10,25,50,100"),
+        *("--chunks", "1,5,10,25,50,100", "--geometries", "selected"),
     ),
     "epsilon": (
         *(*COMMON, *SHORT, "--epsilons", "0.25,0.5,1,2,4,8,none"),
-        *("--relations", "replace_one"),
+        *("--relations", "replace_one", *CHUNKED),
     ),
-    "chunks, K = 4": (*COMMON, *SHORT, *AT_ONE, "--chunks", "25,50,100,200"),
-    "chunks, K = 1": (*COMMON, *SHORT, *AT_ONE, "--chunks", "25,50,100,200,400", "--shots", "1"),
+    "chunks, K = 4": (*COMMON, *SHORT, *AT_ONE, "--chunks", "25,50,100,200", *CHUNKED),
+    "chunks, K = 1": (
+        *(*COMMON, *SHORT, *AT_ONE, "--chunks", "25,50,100,200,400", "--shots", "1"),
+        *CHUNKED,
+    ),
     "controls": (
         *(*COMMON, *AT_ONE, *FEWER),
-        *("--methods", "zero-shot,other task,pure noise"),
+        *("--methods", "zero-shot,other task,pure noise", *CHUNKED),
+    ),
+    equal_records.CHOICE: (
+        *(*BY_RECORDS, *DEFAULT, *AT_ONE, "--records", "50,100,250"),
+        *("--tasks", CHOSEN_ON),
+    ),
+    equal_records.OTHERS: (
+        *(*BY_RECORDS, *DEFAULT, *AT_ONE, "--records", "50,100,250"),
+        *("--tasks", OTHERS),
     ),
 }
-# What takes hours: a head search for every release, and every task at every ε.
+# What takes hours: every rival and step at equal records, a head search for every release, and
+# every task at every ε.
 FULL = {
+    **{
+        equal_records.PAPERS[k]: (*BY_RECORDS, *PAPERS, *AT_ONE, *ALL_SIZES, *shots)
+        for k, shots in PAPERS_K.items()
+    },
+    equal_records.LEVERS: (
+        *(*COMMON, *SHORT, *AT_ONE, *REPLACE, "--records", "100"),
+        *("--geometries", ",".join(equal_records.STEPS)),
+    ),
+    equal_records.RIVAL: (
+        *(*SEALED, "10", "--json", *FEWER, *AT_ONE, *DEFAULT, "--records", "100,250"),
+        *("--methods", ",".join(equal_records.RIVAL_METHODS)),
+    ),
+    equal_records.SMALL: (
+        *(*COMMON, *SHORT, *DEFAULT, "--epsilons", "0.25", "--records", "250,500"),
+    ),
+    **{
+        equal_records.PAPERS_SMALL[k]: (
+            *(*COMMON, *SHORT, *PAPERS, "--epsilons", "0.25", "--records", "250,500,1000"),
+            *shots,
+        )
+        for k, shots in PAPERS_K.items()
+    },
+    equal_records.SYNTHETIC: (
+        *(*COMMON, *SHORT, *DEFAULT, *AT_ONE, "--records", "100,250"),
+        *("--public", "synthetic"),
+    ),
     **{
         f"mask from the release, {task}": (
             *(*COMMON, *AT_ONE, "--tasks", task, "--search-steps", "100"),
@@ -76,7 +136,7 @@ FULL = {
     },
     "epsilon, all tasks": (
         *(*COMMON, "--epsilons", "0.25,0.5,1,2,4,8"),
-        *("--methods", "zero-shot,task vector,dp-mtv"),
+        *(*METHODS, *CHUNKED),
     ),
 }
 ORDER = [*PARTS, *FULL]
@@ -91,14 +151,17 @@ GROUPS = {
     "two new words": "answers of two held-out words each",
     "new names": "three or ten held-out words for three or ten classes",
 }
-SUITE: dict[str, str] = json.loads(
-    (EMBEDDED.parent / "data" / "suite.json").read_text("utf-8")
-)  # task → group
 
 
 def weights() -> str:
     """Names the model that the rows are about."""
     return hashlib.sha256((EMBEDDED / "model.safetensors").read_bytes()).hexdigest()[:12]
+
+
+def typed(part: str) -> str:
+    """The command of a part, as its rows name it."""
+    words = ("dpmtv", *{**PARTS, **FULL}[part])
+    return " ".join(f'"{word}"' if " " in word else word for word in words)
 
 
 def run(part: str) -> list[Row]:
@@ -131,10 +194,7 @@ def merge(path: Path, part: str, rows: list[Row]) -> None:
 
 def cell(row: Row | None) -> str:
     """Accuracy in percent with its standard error."""
-    if row is None:
-        return ""
-    spread = "" if row["se"] is None else f" ± {100 * row['se']:.1f}"
-    return f"{100 * row['mean']:.1f}{spread}"
+    return equal_records.percent(None if row is None else (row["mean"], row["se"]))
 
 
 def gain(row: Row) -> str:
@@ -215,7 +275,7 @@ def by_chunks(rows: list[Row], methods: dict[str, Any]) -> str:
 def _release(geometry: str, relation: str) -> Any:
     return lambda r: (
         r["method"] == "dp-mtv"
-        and str(r["geometry"]).startswith(geometry)
+        and r["geometry"] == GEOMETRIES[geometry].words
         and r["relation"] == relation
     )
 
@@ -226,8 +286,8 @@ def _vector(r: Row) -> bool:
 
 CHUNK_LINES = {
     "task vector, no clip or noise — **not private**": _vector,
-    "the paper's release (all heads), `replace_one`": _release("all heads", "replace_one"),
-    "the paper's release (all heads), `zero_out` (the paper's)": _release("all heads", "zero_out"),
+    "the paper's release (all heads), `replace_one`": _release("all-heads", "replace_one"),
+    "the paper's release (all heads), `zero_out` (the paper's)": _release("all-heads", "zero_out"),
     "selected heads, `replace_one`": _release("selected", "replace_one"),
     "selected heads, `zero_out`": _release("selected", "zero_out"),
 }
@@ -237,23 +297,25 @@ INTRO = """\
 
 Made by `make results` and `make results-full` from [results.json](results.json); every row there
 names the command that makes it. Whole generated answers, exact match, {n_test} questions of the
-*sealed* test a task (50 where twelve tasks are shown): pictures that neither training nor any
-choice of a default has seen. 38 tasks, m = {m} chunks of K = {K} demonstrations and a query,
-δ = {delta:g}, unless a table says otherwise.
+*sealed* test a task (50 by number of records, and where twelve tasks are shown): pictures that
+neither training nor any choice of a default has seen. 38 tasks, m = {m} chunks of K = {K}
+demonstrations and a query, δ = {delta:g}, unless a table says otherwise.
 
 A draw takes m chunks out of one of five ways to cut the 1,000 records of a task, with fresh noise;
-at the largest m nearly all records are in every draw, so that ± is mostly of the noise. ± is the
-standard error over 20 draws of the figure beside it. It says nothing about the choice of questions:
-on 100 of them the accuracy of one task is uncertain by up to 5 points, whatever ± says. Gain kept
-is (x − zero-shot) / (task vector without noise − zero-shot).
+where a chunk is one record, m records. At the largest m nearly all records are in every draw, so
+that ± is mostly of the noise. ± is the standard error over 20 draws, unless others are named, of
+the figure beside it. It says nothing about the choice of questions: on 100 of them the accuracy of
+one task is uncertain by up to 5 points, whatever ± says. Gain kept is (x − zero-shot) / (task
+vector without noise − zero-shot).
 
 Rows marked **not private** are computed from raw records and have no guarantee. All records here
 are public; they only play the private role. "Words listed" puts the task's true answer words into
 the zero-shot question, "words enforced" lets the decoder say nothing else, and both take those
 words to be public. "Selected heads" are chosen on public data of 20 other rules before the release,
 and only they are released; "all heads, public mask" releases every head, as the paper does, and
-patches the same selected ones. (One of these 20, English colour names, is a third of the task
-mixed-easy-vqa.)
+patches the same selected ones. Both are of chunks as the paper cuts them, with a private question
+and a clip a layer; **the default** is another release and is called so. (One of these 20 rules,
+English colour names, is a third of the task mixed-easy-vqa.)
 
 {groups}
 
@@ -262,13 +324,14 @@ vectors is discussed in [embedded.md](embedded.md).
 """
 
 
-def page(rows: list[Row]) -> str:
-    """The text of docs/results.md."""
+def page(rows: list[Row], wider: list[Row] | None = None) -> str:
+    """The text of docs/results.md; ``wider`` are the rows of other models, if there are any."""
     first = next(r for r in rows if r["method"] == "dp-mtv")
     sizes = Counter(SUITE.values())
     lines = ["| group | tasks | what it holds |", "|---|---|---|"]
     lines += [f"| {name} | {sizes[name]} | {words} |" for name, words in GROUPS.items()]
     text = INTRO.format(**first, groups="\n".join(lines)).replace("1e-05", "1e-5")
+    text += equal_records.section(rows, SUITE)
 
     def part(name: str, task: str | None = None) -> list[Row]:
         return [r for r in rows if r["table"] == name and task in (None, r["task"])]
@@ -347,13 +410,20 @@ def page(rows: list[Row]) -> str:
     if part("epsilon, all tasks"):
         shown_rows = table(part("epsilon, all tasks", "mean"))
         text += f"\n## Accuracy against ε, all 38 tasks\n\n{shown_rows}\n"
-    return text
+    return text + equal_records.scaling(wider or [])
+
+
+def wider_rows() -> list[Row]:
+    """The rows of other models, in docs/scaling.json if it is there."""
+    path = DOCS / "scaling.json"
+    rows: list[Row] = json.loads(path.read_text("utf-8")) if path.exists() else []
+    return rows
 
 
 def _headline(r: Row) -> bool:
     """Columns of the tables by group."""
     return r["method"] != "dp-mtv" or (
-        r["relation"] == "replace_one" and str(r["geometry"]).startswith("selected")
+        r["relation"] == "replace_one" and r["geometry"] == GEOMETRIES["selected"].words
     )
 
 
@@ -388,9 +458,10 @@ def carried(rows: list[Row]) -> str:
 # --- pictures ------------------------------------------------------------------------------
 
 
-def draw(rows: list[Row]) -> None:
-    """The README's picture, and accuracy against the number of chunks."""
+def draw(rows: list[Row], wider: list[Row]) -> None:
+    """The README's picture, accuracy against chunks and records, and of other models."""
     (DOCS / "img").mkdir(exist_ok=True)
+    equal_records.draw(rows, SUITE, wider, DOCS / "img")
     curve = [
         r
         for r in rows
@@ -443,11 +514,21 @@ def main() -> None:
     parser.add_argument("--full", action="store_true", help="also what takes hours")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="parts side by side")
     parser.add_argument("--again", nargs="*", default=[], choices=ORDER, help="run these anew")
+    parser.add_argument("--only", nargs="*", metavar="PART", help="of what is missing, run these")
     options = parser.parse_args()
     path = DOCS / "results.json"
     old = json.loads(path.read_text("utf-8")) if path.exists() else []
-    there = {r["table"] for r in old if r.get("weights") == weights()} - {*options.again}
+    if unknown := {*(options.only or ())} - {*ORDER}:
+        parser.error(f"no such part: {', '.join(sorted(unknown))}; there are: {'; '.join(ORDER)}")
+    model, commands = weights(), {part: typed(part) for part in ORDER}
+    there = {
+        r["table"]
+        for r in old
+        if r.get("weights") == model and r["command"] == commands.get(r["table"])
+    } - {*options.again}
     wanted = [p for p in ORDER if p in PARTS or options.full or p in options.again]
+    if options.only is not None:
+        wanted = options.only
     todo = [p for p in wanted if p not in there]
     started, failed = time.time(), []
     with ThreadPoolExecutor(options.jobs) as pool:
@@ -462,8 +543,9 @@ def main() -> None:
     if failed:
         sys.exit("\n".join(failed))
     rows = json.loads(path.read_text("utf-8"))
-    (DOCS / "results.md").write_text(page(rows), "utf-8")
-    draw(rows)
+    wider = wider_rows()
+    (DOCS / "results.md").write_text(page(rows, wider), "utf-8")
+    draw(rows, wider)
 
 
 if __name__ == "__main__":

@@ -21,11 +21,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dpmtv import pipeline
+from dpmtv import pipeline, public_tasks
+from dpmtv.data import chunks as data_chunks
 from dpmtv.data.demonstrations import BadRow
 from dpmtv.data.images import load_image
 from dpmtv.data.partition import assign_by_id
-from dpmtv.models import extraction
+from dpmtv.geometry import ReleaseGeometry
+from dpmtv.models import choosing, extraction
 from dpmtv.privacy import certificate, mechanisms
 from dpmtv.types import Demonstration, HeadLayout
 
@@ -77,10 +79,13 @@ class Adversary:
 
     def last_token_heads(self, prompt):
         total = 0
-        for place, query in enumerate([*(d.query for d in prompt.demonstrations), prompt.query]):
+        queries = [*(d.query for d in prompt.demonstrations), prompt.query]
+        # The second is the preflight's.
+        own = [q for q in queries if q.question.split(" ")[0] not in ("public", "What")]
+        if not own:
+            return np.array([2.0, 0, 0, 0, 0.1, 0, 0])
+        for place, query in enumerate(own):
             word = query.question.split(" ", 1)[0]
-            if word in ("public", "What"):  # the second is the preflight's
-                return np.array([2.0, 0, 0, 0, 0.1, 0, 0])
             if word == "nan":
                 return np.full(7, np.nan)
             if word in FAILING:
@@ -94,6 +99,11 @@ class Adversary:
         """Nothing to free."""
 
 
+def one_by_one(model, prompts):
+    """Public activations of a model that knows no batches."""
+    return np.stack([model.last_token_heads(prompt) for prompt in prompts])
+
+
 @dataclass(frozen=True)
 class Case:
     """One relation and unit; ``slots`` is n where that is public."""
@@ -104,6 +114,14 @@ class Case:
     shots: int = 2
     slots: int = 27
     versions: int = 6
+    query: str = "private"
+    per_layer: bool = True
+    learned: bool = False
+
+    @property
+    def size(self) -> int:
+        """Rows of a full chunk."""
+        return self.shots + (self.query == "private")
 
     @property
     def options(self) -> dict:
@@ -115,6 +133,8 @@ class Case:
             "population": M * 3 if declared else None,
             "shots": self.shots,
             "chunks": M,
+            "query": self.query,
+            "per_layer": self.per_layer,
         }
 
 
@@ -124,6 +144,12 @@ UNIT = Case("replace_one", named=True)
 BIG_UNIT = Case("replace_one", named=True, per_unit=3, shots=3, slots=18)
 ADDED = Case("add_remove", named=True, versions=17)
 BIG_ADDED = Case("add_remove", named=True, per_unit=3, shots=3, versions=17)
+# Public queries and one clip for all layers: the default.
+TOGETHER = {"query": "public", "per_layer": False, "shots": 1}
+DEFAULT = Case("replace_one", slots=11, **TOGETHER)
+DEFAULT_ADDED = Case("add_remove", named=True, versions=17, **TOGETHER)
+# With a centre, weights and gains besides, as the default has them.
+LEARNED = Case("replace_one", slots=11, learned=True, **TOGETHER)
 
 
 # --- building --------------------------------------------------------------------------------
@@ -153,6 +179,14 @@ def builder(case: Case):
         Demonstration(Image.new("RGB", (2, 2)), f"public {i}", "a") for i in range(case.shots + 2)
     ]
     seen: dict = {}
+    learned = ReleaseGeometry(
+        Adversary.layout,
+        np.ones(3, bool),
+        (1.0,),
+        centre=np.array([0.3, -0.1, 0.2, 0, 0.5, -0.2, 0.1]),
+        weights=np.array([0.5, 2.0, 1.3]),
+        gains=np.array([3.0, 0.2, 1.0]),
+    )
 
     def silent(values, scale):
         seen.setdefault("noise", []).append((values.copy(), scale))
@@ -169,6 +203,9 @@ def builder(case: Case):
         patch.setattr(pipeline, "form_chunks", form_chunks)
         patch.setattr(pipeline, "fresh_key", lambda: seen["key"])
         patch.setattr(pipeline, "preflight", lambda *_: None)
+        patch.setattr(public_tasks, "public_activations", one_by_one)
+        if case.learned:
+            patch.setattr(pipeline, "release_geometry", lambda *_, **__: learned)
         patch.setattr(jaxtyping.config, "jaxtyping_disable", True)
         patch.setattr(extraction, "_silence", contextlib.nullcontext)
         patch.setattr(pipeline, "calibrate", functools.cache(pipeline.calibrate))
@@ -190,8 +227,10 @@ def builder(case: Case):
             privacy = vector.certificate.privacy
             ((total, scale),) = seen["noise"]
             assert scale == privacy.scale, "the noise is not of the certified size"
-            released = (total * privacy.grid / M).astype(np.float32)
-            assert (vector.values == released).all(), "not the sum over m"
+            released = total * privacy.grid / M
+            if case.learned:
+                released = learned.from_release(released)
+            assert (vector.values == released.astype(np.float32)).all(), "not the sum over m"
             owner = {id(row): place for place, unit in enumerate(units) for row in unit}
             return Built(total, seen["chunks"], privacy, owner)
 
@@ -341,6 +380,66 @@ def check_neighbours(case: Case, pairs: int, look: str = "distances and members"
     return seen
 
 
+OPTIONS = np.random.default_rng(8).integers(0, 2, (HALF, 5))
+"""Scores that the adversary's records give; entry i + 32 is again the opposite of entry i."""
+
+
+def check_choice(case: Case, pairs: int) -> Counter:
+    """At least ``pairs`` pairs: how far the scores of a private choice are apart.
+
+    The chunks are formed as a build forms them. The adversary scores in place of the model, and
+    outside of what scores may be, too.
+    """
+    rng = random.Random(str(case))  # test data
+    seen: Counter = Counter()
+    given: list[np.ndarray] = []
+    best = 0
+
+    def score(_model, prompt, _answer, _vectors, _heads, _patch):
+        word = prompt.query.question.split(" ", 1)[0]
+        if word == "nan":
+            return np.full(5, np.nan)
+        if word in FAILING:
+            raise Panic if word == "panic" else RuntimeError(word)
+        if isinstance(prompt.query.image, Path):
+            load_image(prompt.query.image)
+        row = OPTIONS[int(word) % HALF]
+        return np.where((row if int(word) < HALF else 1 - row) > 0, 1e9, -1e9)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(extraction, "_silence", contextlib.nullcontext)
+        patch.setattr(choosing, "answered_right", score)
+        patch.setattr(choosing, "exponential_mechanism", lambda sums, **_: given.append(sums))
+        patch.setattr(Adversary, "answer_ids", lambda *_: [0], raising=False)
+        while seen["pairs"] < pairs:
+            key = rng.randbytes(16)
+            keep = case.relation != "add_remove"
+            if keep:
+                worlds, near, _ = (nulled if case is PAPER else replacements)(rng, case)
+            else:
+                worlds, near, _ = additions(rng, case, key)
+            given.clear()
+            for units in worlds:
+                chunks = data_chunks.form_chunks(
+                    pipeline.rows_of_units(interleaved(rng, units, keep), case.named),
+                    chunks=M,
+                    size=case.size,
+                    per_unit=case.per_unit,
+                    by_id=not keep,
+                    key=key,
+                )
+                choosing.choose_vector(Adversary(), np.zeros((5, 7)), None, chunks, 1.0)
+            seen["pairs"] += len(near)
+            for i, j in near:
+                move = given[j] - given[i]
+                assert np.isfinite(move).all(), FARTHER
+                best = max(best, int(np.abs(move).max()))
+                seen["both ways"] += move.min() < 0 < move.max()
+                assert np.abs(move).max() <= 1, FARTHER
+    assert best == 1, SHORT
+    return seen
+
+
 def _limit(privacy: certificate.Privacy) -> Fraction:
     """The certified Δ₂, squared, in grid units of the sum: exact."""
     (event,) = privacy.events
@@ -356,10 +455,10 @@ def check_one(case: Case, built: Built, seen: Counter) -> None:
     assert len({unit for unit, _ in homes}) == len(homes), "a unit stands in two chunks"
     served = Counter(built.units[row] for row in rows)
     assert max(served.values(), default=0) <= case.per_unit, "more rows of a unit than the cap"
-    assert max(map(len, built.places)) <= case.shots + 1, "more rows in a chunk than it holds"
+    assert max(map(len, built.places)) <= case.size, "more rows in a chunk than it holds"
     for chunk in built.chunks:
         good = [row for row in chunk if isinstance(row, Demonstration)]
-        full = len(chunk) == case.shots + 1
+        full = len(chunk) == case.size
         seen["empty" if not chunk else "full" if full else "deficit"] += 1
         seen["all bad"] += bool(chunk) and not good
         seen["bad row"] += len(good) < len(chunk)
@@ -383,9 +482,9 @@ def check_pair(case: Case, one: Built, other: Built, slot: int | None, seen: Cou
         ], MOVED
         if case.relation == "add_remove":
             gone = set(one.places[j]) - stay
-            assert not gone or len(other.places[j]) == case.shots + 1, MOVED
+            assert not gone or len(other.places[j]) == case.size, MOVED
             seen["pushed out"] += bool(gone)
         elif slot is not None:
             homes = [{b.units[row] for row in b.places[j]} - {slot} for b in (one, other)]
-            full = max(len(b.places[j]) for b in (one, other)) == case.shots + 1
+            full = max(len(b.places[j]) for b in (one, other)) == case.size
             assert homes[0] == homes[1] or full, MOVED

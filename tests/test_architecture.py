@@ -17,10 +17,12 @@ ROOT = Path(dpmtv.__file__).parent
 ORDER = [
     {"errors", "types"},
     {"privacy", "data", "audit"},
-    {"geometry", "head_selection", "artifact"},
+    {"geometry", "decoding", "head_selection", "artifact"},
     {"models"},
+    {"public_tasks"},
     {"pipeline"},
     {"evaluation"},
+    {"planning"},
     {"console"},
     {"cli"},
 ]
@@ -79,6 +81,7 @@ def test_imports_run_downward(room, path):
         ("data", "from dpmtv.privacy import accounting"),
         ("types", "from dpmtv.privacy.accounting import gdp_mu"),
         ("head_selection", "from dpmtv.geometry import ReleaseGeometry"),
+        ("decoding", "from dpmtv.models.atoms import rule_atoms"),
         ("artifact", "from dpmtv.models.adapters import load_model"),
         ("pipeline", "from dpmtv.evaluation import metrics"),
         ("evaluation", "import transformers"),

@@ -17,11 +17,12 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
-from dpmtv import audit
+from dpmtv import audit, pipeline
 from dpmtv.audit import Claim, clopper_pearson, gaussian_epsilon, judge, rank_bound, two_worlds
 from dpmtv.errors import InternalError, PrivacyParameterError, UserError
 from dpmtv.evaluation import mechanism_audit
 from dpmtv.evaluation.mechanism_audit import audit_mechanism
+from dpmtv.geometry import ReleaseGeometry
 from dpmtv.privacy import accounting, mechanisms, sensitivity
 from dpmtv.privacy.ledger import Reservation
 from dpmtv.privacy.mechanisms import GaussianMean
@@ -256,6 +257,22 @@ def test_a_correct_build_passes(fast):
     assert not result.violation, result.verdict
     assert (result.claim.epsilon, result.claim.delta) == (8.0, 1e-5)
     assert result.mu_low > 0.3, "the canary must show something, or the pass says nothing"
+
+
+def test_a_build_with_centre_weights_and_gains_passes(fast, monkeypatch):
+    """As the default has them; without the clip after them it does not pass."""
+    weights = np.array([0.5, 1.0, 2.0, 1.0])
+    centre = np.array([3, -1, 0, 2, 5, 1, -4, 0.5])
+
+    def learned(model, heads, _tasks, **_):
+        return ReleaseGeometry(model.layout, heads, (1.0,), centre, weights, weights)
+
+    monkeypatch.setattr(pipeline, "release_geometry", learned)
+    result = run(120, epsilon=8.0)
+    assert not result.violation, result.verdict
+    assert result.mu_low > 0.3, "the canary must show something, or the pass says nothing"
+    forget_to_clip(monkeypatch)
+    assert run(40).violation
 
 
 @pytest.mark.parametrize(

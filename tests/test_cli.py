@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from dpmtv import cli
+from dpmtv import cli, pipeline
+from dpmtv.errors import UserError
 from dpmtv.evaluation.benchmark import EMBEDDED_DATA
 from dpmtv.privacy import certificate
 
@@ -124,8 +125,8 @@ def test_evaluate_benchmark_marks_what_is_not_private(run):
         (["--epsilon", "nan"], "epsilon"),
         (["--epsilon", "1", "--delta", "0.02"], "1/n"),
         (["--epsilon", "1", "--delta", "1"], "delta"),
-        (["--epsilon", "1", "--chunks", "13"], "65 records"),
-        (["--epsilon", "1", "--shots", "60"], "61 records"),
+        (["--epsilon", "1", "--chunks", "65"], "65 records"),
+        (["--epsilon", "1", "--shots", "61"], "61 records"),
         (["--epsilon", "1", "--relation", "other"], "relation"),
         (["--epsilon", "1", "--selection", "best"], "--selection must be one of"),
         (["--epsilon", "1", "--patch", "never"], "--patch must be one of"),
@@ -157,9 +158,8 @@ def test_unusable_private_files(run, tmp_path, public, content, message):
     path = tmp_path / "p.jsonl"
     if content is not None:
         path.write_text(content)
-    code, _, err = run(
-        "build", "embedded", path, "-o", tmp_path / "v", "--epsilon", 1, "--public", public
-    )
+    words = ["build", "embedded", path, "-o", tmp_path / "v", "--epsilon", 1, "--shots", 3]
+    code, _, err = run(*words, "--public", public)
     assert code == 2
     assert message in err
     assert not (tmp_path / "v").exists()
@@ -391,3 +391,24 @@ def test_starts_fast_and_without_torch(built):
             )
             spent.append(time.perf_counter() - started)
         assert min(spent) < limit, (words, spent)
+
+
+def test_the_word_synthetic_stands_for_generated_public_records(
+    run, private, public, tmp_path, monkeypatch
+):
+    def told(_model, _data, *, public, **_):
+        raise UserError(f"public is {public if isinstance(public, str) else len(public)}")
+
+    monkeypatch.setattr(pipeline, "build_task_vector", told)
+    monkeypatch.chdir(tmp_path)
+    words = ["build", "embedded", private, "-o", tmp_path / "v", "--epsilon", 1, "--no-ledger"]
+    code, _, err = run(*words, "--public", "synthetic")
+    assert (code, "public is synthetic" in err) == (2, True)
+    public.rename(tmp_path / "synthetic")
+    how = ["--public-option", "format=jsonl"]
+    code, _, err = run(*words, "--public", "./synthetic", *how)
+    assert re.search(r"public is [1-9]\d*$", err.strip())
+    code, _, err = run(*words, "--public", "synthetic", "--public", "./synthetic", *how)
+    assert (code, "one of that name is ./synthetic" in err) == (2, True)
+    code, _, err = run("evaluate", "embedded", "--public", "./synthetic")
+    assert (code, "no task ./synthetic" in err) == (2, True)

@@ -7,17 +7,27 @@ import re
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
+from dpmtv import cli
+from dpmtv.evaluation.settings import GEOMETRIES, METHODS, RELATIONS
+from equal_records import summary
 from results import (  # benchmarks/results.py
+    CHOSEN_ON,
     CURVE,
     DOCS,
+    FULL,
     MODES,
+    OTHERS,
     PARTS,
+    SUITE,
     carried,
     harder_than_words,
     headline,
     page,
+    typed,
     weights,
+    wider_rows,
 )
 
 ROOT = DOCS.parent
@@ -37,22 +47,50 @@ def of_group(method: str, group: str, patch: str = "every-step") -> float:
 
 
 def test_the_results_page_is_made_from_the_committed_rows():
-    assert (DOCS / "results.md").read_text("utf-8") == page(ROWS)
+    assert (DOCS / "results.md").read_text("utf-8") == page(ROWS, wider_rows())
 
 
 def test_every_figure_is_of_the_sealed_test_and_of_twenty_draws():
     assert {r["table"] for r in ROWS} >= set(PARTS)
+    model = weights()
     for r in ROWS:
+        assert r["command"] == typed(r["table"]), "made by another command"
         assert " --sealed " in r["command"]
-        assert r["weights"] == weights(), "of another model than the one in the package"
-        if r["K"]:
-            assert r["draws"] == 20, r
+        assert r["weights"] == model, "of another model than the one in the package"
+        if r["K"] or r["m"]:
+            assert r["draws"] == (10 if r["table"] == "rivals" else 20), r
+
+
+@pytest.mark.parametrize("part", [*PARTS, *FULL])
+def test_parts_are_commands_that_the_command_line_takes(part):
+    name, *arguments = {**PARTS, **FULL}[part]
+    assert len([a for a in arguments if a == "--draws"]) == 1
+    given = get_command(cli.app).commands[name].make_context(name, [*arguments]).params
+    assert (given["target"], given["sealed"], given["json_"]) == ("embedded", True, True)
+    for option, allowed in (
+        *(("methods", METHODS), ("geometries", GEOMETRIES), ("relations", RELATIONS)),
+        ("tasks", SUITE),
+    ):
+        values = given[option].split(",") if given[option] else []
+        assert {*values} <= {*allowed}
+        assert len({*values}) == len(values)
+    if "dp-mtv" in given["methods"]:
+        assert "--geometries" in arguments, "a part must not change with the default"
+    assert all(int(n) <= 1000 for n in f"{given['records'] or 0}".split(","))
+
+
+def test_tasks_of_the_choice_and_the_others_are_the_whole_suite():
+    chosen, others = CHOSEN_ON.split(","), OTHERS.split(",")
+    assert (len(chosen), len(others)) == (9, 29)
+    assert sorted(chosen + others) == sorted(SUITE)
+    assert others == [task for task in SUITE if task in others]
 
 
 def test_tables_on_other_pages_are_made_from_the_committed_rows():
     assert carried(ROWS) in (DOCS / "embedded.md").read_text("utf-8")
     readme = (ROOT / "README.md").read_text("utf-8")
     assert headline(ROWS) in readme
+    assert summary(ROWS, SUITE) in readme
     outside = readme.replace(headline(ROWS), "")
     results = (DOCS / "results.md").read_text("utf-8")
     for figure in re.findall(r"\d+\.\d ± \d+\.\d", outside):
@@ -115,10 +153,7 @@ def test_controls_stay_near_zero_shot():
 
 
 def test_curves_are_of_tasks_of_the_suite():
-    suite = json.loads(
-        (ROOT / "src/dpmtv/embedded/data/suite.json").read_text("utf-8"),
-    )
-    assert {suite[t] for t in CURVE.split(",")} >= {"trained", "noisy", *READ_AT_ONCE}
+    assert {SUITE[t] for t in CURVE.split(",")} >= {"trained", "noisy", *READ_AT_ONCE}
 
 
 @pytest.mark.parametrize(

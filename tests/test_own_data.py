@@ -115,7 +115,7 @@ def test_data_check_tells_the_operator_what_is_there(run, tmp_path):
     assert code == 0
     report = json.loads(out)
     assert (report["units"], report["per_unit"]) == (10, [3, 3, 3])
-    assert report["suggestions"][0].startswith("With these 10 units: --shots 1 --chunks 10")
+    assert report["suggestions"][0].startswith("With these 10 units: --shots 3 --per-unit 3")
     code, out, _ = run("data", "check", file, good, "--no-pictures")
     assert code == 2
     assert "file 1 row 5" in out
@@ -160,7 +160,17 @@ def test_public_files_have_reading_options_of_their_own(run, tmp_path):
     lines = [f"{n}.png;Größe {n}?;groß" for n in range(12)]
     public.write_bytes(("image;Frage;answer\n" + "\n".join(lines)).encode("cp1252"))
     words = ["build", "embedded", private, "-o", tmp_path / "v", "--shots", 1, "--epsilon", 8]
-    words += ["--delta", 0.001, "--public", public, "--selection", "all", "--clip"]
+    words += [
+        "--delta",
+        0.001,
+        "--public",
+        public,
+        "--query",
+        "private",
+        "--selection",
+        "all",
+        "--clip",
+    ]
     options = ["format=csv", "encoding=cp1252", "column.question=Frage"]
     told = [part for option in options for part in ("--public-option", option)]
     code, _, err = run(*words, 5, *told)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from dpmtv import pipeline
+from dpmtv import pipeline, public_tasks
 from dpmtv.data.demonstrations import BadRow, read_demonstrations
-from dpmtv.errors import DataError, PrivacyParameterError, UserError
+from dpmtv.errors import DataError, ModelError, PrivacyParameterError, UserError
+from dpmtv.models import atoms, choosing, lexicon, synthetic
 from dpmtv.pipeline import build_task_vector
-from dpmtv.privacy import mechanisms
+from dpmtv.privacy import certificate, ledger, mechanisms
 from dpmtv.privacy.accounting import gdp_mu
+from dpmtv.types import Demonstration
 
 
 @pytest.fixture
@@ -97,9 +100,9 @@ def test_released_noise_has_the_certified_size(model, private, public, monkeypat
         ({"delta": 0.0}, PrivacyParameterError, "delta"),
         ({"delta": 1 / 60}, PrivacyParameterError, "1/n"),
         ({"delta": 0.5}, PrivacyParameterError, "1/n"),
-        ({"chunks": 21}, DataError, "63 records"),
+        ({"chunks": 21, "query": "private"}, DataError, "63 records"),
         ({"chunks": 0}, PrivacyParameterError, "chunks"),
-        ({"shots": 60}, DataError, "61 records"),
+        ({"chunks": 61, "shots": 1}, DataError, "61 records"),
         ({"clip": 0.0}, PrivacyParameterError, "clip"),
         ({"clip": -1.0}, PrivacyParameterError, "clip"),
         ({"clip": float("nan")}, PrivacyParameterError, "clip"),
@@ -111,7 +114,19 @@ def test_released_noise_has_the_certified_size(model, private, public, monkeypat
         ({"shots": 0}, PrivacyParameterError, "demonstration"),
         ({"patch": "evry"}, PrivacyParameterError, "patch"),
         ({"selection": "best"}, PrivacyParameterError, "selection"),
+        ({"query": "mine"}, PrivacyParameterError, "query"),
+        ({"choice": 1.0}, PrivacyParameterError, "choice"),
+        ({"choice": -0.1}, PrivacyParameterError, "choice"),
+        ({"choice": float("nan")}, PrivacyParameterError, "choice"),
+        ({"choice": 0.1, "per_layer": True}, PrivacyParameterError, "choice"),
+        (
+            {"public": None, "clip": 1.0, "selection": "all", "query": "public"},
+            PrivacyParameterError,
+            "public queries",
+        ),
         ({"clip": 1e39}, PrivacyParameterError, "clip"),
+        ({"public": "synthetic", "selection": "released"}, PrivacyParameterError, "private rule"),
+        ({"public": "public.jsonl"}, PrivacyParameterError, "list of records"),
     ],
 )
 def test_refused_before_any_pass(model, private, public, options, error, message, monkeypatch):
@@ -201,7 +216,7 @@ def test_bad_private_rows_stop_nothing_and_show_nowhere(
 def test_the_head_search_never_sees_private_activations(model, private, public, monkeypatch):
     """Select-first runs before any private pass; the paper's mode sees only the release."""
     order, vectors = [], []
-    plain_extract, plain_loss = pipeline.chunk_activations, pipeline.MaskLoss
+    plain_extract, plain_loss = public_tasks.chunk_activations, public_tasks.MaskLoss
 
     def extract(model, prompts):
         for item in plain_extract(model, prompts):
@@ -214,10 +229,114 @@ def test_the_head_search_never_sees_private_activations(model, private, public, 
             vectors.append(np.asarray(options["vectors"]))
             super().__init__(*args, **options)
 
-    monkeypatch.setattr(pipeline, "chunk_activations", extract)
-    monkeypatch.setattr(pipeline, "MaskLoss", Loss)
+    monkeypatch.setattr(public_tasks, "chunk_activations", extract)
+    monkeypatch.setattr(public_tasks, "MaskLoss", Loss)
     build(model, private, public, selection="public", chunks=10)
-    assert order[order.index("search") :].count("pass") == 10
+    assert order[order.index("search") :].count("pass") == 10 * public_tasks.QUERIES
     vector = build(model, private, public, selection="released", chunks=10)
     assert order[-1] == "search"
     assert (vectors[-1] == vector.values).all(), "patched with the released vector, noise included"
+
+
+@pytest.fixture
+def generated(data, monkeypatch):
+    """What "synthetic" stands for, made of rules that the model knows: the check is met quickly."""
+    rules: dict[str, list] = {}
+    for record in read_demonstrations(data / "public.jsonl"):
+        rules.setdefault(record.task, []).append(record)
+    tasks = ("digit-greek", "digit-fruit", "color-english", "color-planet")
+    records = [r for task in tasks for r in rules[task][:8]]
+    monkeypatch.setattr(synthetic, "synthetic_records", lambda *_, **__: records)
+
+
+@pytest.mark.usefixtures("generated")
+def test_generated_public_records_are_named_on_the_certificate(model, private, monkeypatch):
+    made = []
+    plain = pipeline.public_records
+
+    def keep(*arguments):
+        made.append(plain(*arguments))
+        return made[-1]
+
+    monkeypatch.setattr(pipeline, "public_records", keep)
+    told = []
+    vector = build(
+        model,
+        private,
+        "synthetic",
+        search_steps=12,
+        chunks=10,
+        progress=lambda what, *_: told.append(what),
+    )
+    ((records, check),) = made
+    assert check is not None
+    assert 0 < vector.heads.sum() < model.layout.n_heads
+    selection = vector.certificate.selection
+    assert (selection.mode, selection.source_sha256) == ("public", pipeline._hash_records(records))
+    assert {"synthetic tasks", "head search", "private chunks"} <= set(told)
+
+
+def test_without_tasks_that_the_model_can_do_nothing_is_spent(
+    model, private, tmp_path, picture, monkeypatch
+):
+    lost = [Demonstration(picture, "What is it?", f"x{i}", task=f"{i % 5}") for i in range(40)]
+    monkeypatch.setattr(synthetic, "synthetic_records", lambda *_, **__: lost)
+    monkeypatch.setattr(pipeline, "chunk_values", lambda *_: pytest.fail("a chunk was run"))
+    with pytest.raises(ModelError, match="0 of 5 synthetic tasks"):
+        build(model, private, "synthetic", ledger=tmp_path / "ledger")
+    assert not (tmp_path / "ledger").exists()
+
+
+@pytest.fixture
+def undecided(monkeypatch):
+    """Every release is decoded, into few words."""
+    monkeypatch.setattr(atoms, "SURE", 2.0)
+    monkeypatch.setattr(atoms, "MOST_CLASSES", 10)
+    monkeypatch.setattr(atoms, "MOST_PASSES", 320)
+    monkeypatch.setattr(atoms, "answer_lexicon", partial(lexicon.answer_lexicon, count=4))
+
+
+def test_the_default_pays_for_a_choice_beside_the_release(
+    model, private, public, undecided, tmp_path, monkeypatch
+):
+    seen = []
+    plain = choosing.exponential_mechanism
+
+    def mechanism(scores, **options):
+        seen.append((scores, options["range_"]))
+        return plain(scores, **options)
+
+    monkeypatch.setattr(choosing, "exponential_mechanism", mechanism)
+    book = tmp_path / "book.ledger"
+    vector = build(model, private, public, shots=1, ledger=book)
+    certificate.verify(vector.certificate, vector.certificate.tensor_sha256)
+    noise, pick = vector.certificate.privacy.events
+    assert (pick.range, pick.count) == (0.2, 1)
+    ((scores, range_),) = seen
+    assert range_ == pick.range
+    assert scores.shape == (17,), "the release, and eight of each of two rules"
+    assert 0 < scores.max() <= 60
+    (entry,) = ledger.history(book).entries
+    assert entry.events == (noise, pick)
+    plain_build = build(model, private, public, shots=1, choice=0.0)
+    (alone,) = plain_build.certificate.privacy.events
+    assert noise.sigma / noise.delta2 == pytest.approx(
+        1.0859 * alone.sigma / alone.delta2, rel=1e-3
+    )
+    assert len(seen) == 1
+
+
+def test_a_choice_that_fails_loses_no_release(model, private, public, undecided, monkeypatch):
+    monkeypatch.setattr(choosing, "candidate_vectors", lambda *_, **__: 1 / 0)
+    with pytest.warns(UserWarning, match="the private choice failed") as said:
+        vector = build(model, private, public, shots=1)
+    assert "zero" not in str(said[0].message)
+    assert len(vector.certificate.privacy.events) == 2
+    assert np.isfinite(vector.values).all()
+
+
+def test_where_the_release_is_sure_no_private_record_is_asked(model, private, public, monkeypatch):
+    monkeypatch.setattr(atoms, "SURE", 0.0)
+    monkeypatch.setattr(choosing, "private_pass", lambda *_: pytest.fail("a record was asked"))
+    vector = build(model, private, public, shots=1)
+    assert len(vector.certificate.privacy.events) == 2, "paid for all the same"

@@ -17,15 +17,17 @@ import pytest
 import torch
 from tests import neighbours, privacy_checks
 from tests.neighbours import FARTHER, MOVED
-from tests.privacy import test_accounting, test_clipping, test_mechanisms
+from tests.privacy import test_accounting, test_choice, test_clipping, test_mechanisms
 
-from dpmtv import cli, pipeline
+from dpmtv import cli, pipeline, public_tasks
 from dpmtv.data import chunks as data_chunks
 from dpmtv.data.demonstrations import BadRow
 from dpmtv.errors import ArtifactError, PrivacyParameterError
-from dpmtv.privacy import accounting, certificate, mechanisms, sensitivity
+from dpmtv.models import choosing
+from dpmtv.privacy import accounting, certificate, choice, mechanisms, sensitivity
 from dpmtv.privacy.mechanisms import GaussianMean
 from dpmtv.privacy.sensitivity import NeighbourRelation
+from dpmtv.types import GaussianEvent
 
 REAL_SAMPLER = mechanisms._discrete_gaussian
 REAL_RELEASE = GaussianMean.release
@@ -180,7 +182,7 @@ def refill_chunks(patch) -> None:
 
 def couple_chunks(patch) -> None:
     """As a batch does: the sign of a chunk's answer follows the chunk before."""
-    plain = pipeline.chunk_activations
+    plain = public_tasks.chunk_activations
 
     def coupled(model, prompts):
         for values in plain(model, prompts):
@@ -189,7 +191,7 @@ def couple_chunks(patch) -> None:
                 model.sign = float(np.sign(values[np.abs(values).argmax()]))
             yield values
 
-    patch.setattr(pipeline, "chunk_activations", coupled)
+    patch.setattr(public_tasks, "chunk_activations", coupled)
 
 
 def divide_by_what_worked(patch) -> None:
@@ -203,7 +205,7 @@ def divide_by_what_worked(patch) -> None:
 
 
 def count_private_units(patch) -> None:
-    patch.setattr(pipeline, "_public_size", lambda units, *_: max(1, units))
+    patch.setattr(pipeline, "public_size", lambda units, *_: max(1, units))
 
 
 # --- noise, payment, accounting ------------------------------------------------------------
@@ -294,6 +296,45 @@ def account_for_half_the_distance(patch) -> None:
     patch.setattr(accounting, "epsilon_of", blind)
 
 
+def choose_before_paying(patch) -> None:
+    plain = choice.exponential_mechanism
+
+    def late(scores, *, charge=None, **options):
+        result = plain(scores, **options)
+        charge(result.event)
+        return result
+
+    patch.setattr(test_choice, "exponential_mechanism", late)
+
+
+def forget_the_picks(patch) -> None:
+    """The vector is paid for, what was chosen with the same records is not."""
+    plain = accounting.epsilon_of
+
+    def blind(events, delta):
+        return plain([e for e in events if isinstance(e, GaussianEvent)], delta)
+
+    patch.setattr(accounting, "epsilon_of", blind)
+
+
+def forget_to_clip_scores(patch) -> None:
+    patch.setattr(choosing, "clipped_scores", lambda scores, **_: scores.sum(0))
+
+
+def couple_scores(patch) -> None:
+    """As a batch of chunks would: a chunk answers as the one before did."""
+    plain = choosing.private_pass
+
+    def coupled(model, compute):
+        found = plain(model, compute)
+        if found is not None and np.isfinite(found).all():
+            model.turned = getattr(model, "turned", False) ^ bool(found[0] > 0)
+            found = -found if model.turned else found
+        return found
+
+    patch.setattr(choosing, "private_pass", coupled)
+
+
 def believe_what_is_stated(patch) -> None:
     patch.setattr(certificate, "_verify_noise", lambda privacy: [])
 
@@ -371,6 +412,26 @@ FAULTS = {
     "relation ignored by the accountant": (
         account_for_half_the_distance,
         test_mechanisms.test_the_release_carries_its_event,
+        None,
+    ),
+    "a choice before the charge": (
+        choose_before_paying,
+        test_choice.check_payment_comes_before_the_draw,
+        None,
+    ),
+    "scores not clipped": (
+        forget_to_clip_scores,
+        functools.partial(neighbours.check_choice, neighbours.RECORD, PAIRS),
+        FARTHER,
+    ),
+    "scores of chunks coupled": (
+        couple_scores,
+        functools.partial(neighbours.check_choice, neighbours.RECORD, PAIRS),
+        FARTHER,
+    ),
+    "choices left out of the sum": (
+        forget_the_picks,
+        test_choice.test_a_mean_beside_picks_keeps_the_promise_for_all,
         None,
     ),
     "epsilon not recomputed": (

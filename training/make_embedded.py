@@ -31,6 +31,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=EMBEDDED, help="receives model/ and data/")
     parser.add_argument("--data-only", action="store_true", help="write the suite's data and stop")
     parser.add_argument("--seed", type=int, default=1, help="1 is the packaged model's")
+    parser.add_argument("--head-dim", type=int, default=16, help="96 for the wide model")
     parser.add_argument("--threads", type=int, default=1, help="more round differently")
     options = parser.parse_args()
     splits = load_splits()
@@ -42,7 +43,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     torch.manual_seed(seed)
     tokenizer = make_tokenizer()
-    model = make_model(tokenizer)
+    model = make_model(tokenizer, options.head_dim)
     log(
         work,
         seed=seed,

@@ -73,8 +73,13 @@ def make_processor(tokenizer: PreTrainedTokenizerFast) -> Idefics3Processor:
     )
 
 
-def make_model(tokenizer: PreTrainedTokenizerFast) -> Idefics3ForConditionalGeneration:
-    """About two million parameters: 4 vision and 6 text layers, 8 heads of 16."""
+def make_model(
+    tokenizer: PreTrainedTokenizerFast, head_dim: int = 16
+) -> Idefics3ForConditionalGeneration:
+    """About two million parameters: 4 vision and 6 text layers, 8 heads of 16.
+
+    With wider heads the residual stream stays as it is, and more coordinates are released.
+    """
     ids = dict(zip(SPECIAL, tokenizer.convert_tokens_to_ids(SPECIAL), strict=True))
     config = Idefics3Config(
         vision_config={
@@ -93,7 +98,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> Idefics3ForConditionalGene
             "num_hidden_layers": 6,
             "num_attention_heads": 8,
             "num_key_value_heads": 8,
-            "head_dim": 16,
+            "head_dim": head_dim,
             "max_position_embeddings": 1024,
             "tie_word_embeddings": True,
             "pad_token_id": ids["<pad>"],
@@ -123,9 +128,11 @@ def _let_copy(model: Idefics3ForConditionalGeneration) -> None:
     """
     text = model.model.text_model
     attention = text.layers[2].self_attn
-    width = attention.o_proj.weight.shape[0]
+    hidden, width = attention.o_proj.weight.shape
     half = slice(width // 2, width)
-    basis = torch.linalg.qr(torch.randn(width, width // 2))[0]
+    shape = (hidden, width // 2)
+    basis = torch.linalg.qr(torch.randn(max(shape), min(shape)))[0]
+    basis = basis if shape[0] == max(shape) else basis.T
     readers = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     with torch.no_grad():
         text.embed_tokens.weight.normal_(std=0.15)

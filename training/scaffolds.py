@@ -81,13 +81,13 @@ class Scaffold:
             return wanted.new_zeros((), dtype=torch.float32)
         colon = batch["colon"]
         q, k = (
-            self.states[f"{n}{layer}"].unflatten(2, (8, 16))[:, :, COPIERS].transpose(1, 2)
+            self.states[f"{n}{layer}"].unflatten(2, (8, -1))[:, :, COPIERS].transpose(1, 2)
             for n in "qk"
         )
         places = torch.arange(q.shape[2])[None]
         q, k = apply_rotary_pos_emb(q, k, *self.text.rotary_emb(q, places))
-        q = q.gather(2, colon[:, None, :, None].expand(-1, 4, -1, 16))
-        scores = q @ k.transpose(2, 3) / 4  # [rows, 4, records, tokens]
+        q = q.gather(2, colon[:, None, :, None].expand(-1, 4, -1, q.shape[3]))
+        scores = q @ k.transpose(2, 3) / q.shape[3] ** 0.5  # [rows, 4, records, tokens]
         scores = scores.masked_fill(places[:, None, None] > colon[:, None, :, None], -1e4)
         answers = (colon + 1)[:, None, None].expand(-1, 4, wanted.shape[1], -1)
         mass = (scores.softmax(3).gather(3, answers) * wanted[:, None]).sum(3)
@@ -121,12 +121,12 @@ class Binder(nn.Module):
 
     LAYER = 3
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = WIDTH) -> None:
         super().__init__()
-        self.maps = nn.Parameter(torch.randn(MOST, WIDTH, WIDTH) * 0.02)
+        self.maps = nn.Parameter(torch.randn(MOST, width, WIDTH) * 0.02)
 
     def loss(self, means: Tensor, rules: list[Rule], data: Sequences, words: Tensor) -> Tensor:
-        """Loss of the first token of every class's answer; ``means`` [layers, rules, 128]."""
+        """Loss of the first token of every class's answer; ``means`` [layers, rules, width]."""
         known = [
             (place, number, data.encode(f" {answer}")[0])
             for place, rule in enumerate(rules)
@@ -137,6 +137,6 @@ class Binder(nn.Module):
         if not known:
             return means.sum() * 0
         where, which, target = (list(column) for column in zip(*known, strict=True))
-        value = nn.functional.layer_norm(means[self.LAYER], (WIDTH,))[where]
+        value = nn.functional.layer_norm(means[self.LAYER], means.shape[2:])[where]
         read = torch.einsum("nd,ndw->nw", value, self.maps[which])
         return nn.functional.cross_entropy(read @ words.T, torch.tensor(target))

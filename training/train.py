@@ -228,7 +228,7 @@ def train_text(
     model.model.vision_model.requires_grad_(False)
     text = model.model.text_model
     parameters = [p for p in model.parameters() if p.requires_grad]
-    binder = Binder()
+    binder = Binder(text.layers[0].self_attn.o_proj.in_features)
     parameters += scaffold.readers.parameters()
     maps = [scaffold.maps, *binder.parameters()]  # they begin in the middle: let them catch up
     groups = [

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from dpmtv.data.demonstrations import read_demonstrations
     from dpmtv.models.adapters import load_model
     from dpmtv.pipeline import build_task_vector
+    from dpmtv.planning import plan
     from dpmtv.types import Demonstration, Query
 
 _HOME = {
@@ -19,6 +20,7 @@ _HOME = {
     "TaskVector": "artifact",
     "build_task_vector": "pipeline",
     "load_model": "models.adapters",
+    "plan": "planning",
     "read_demonstrations": "data.demonstrations",
     "verify": "artifact",
 }
@@ -29,6 +31,7 @@ __all__ = [
     "TaskVector",
     "build_task_vector",
     "load_model",
+    "plan",
     "read_demonstrations",
     "verify",
 ]

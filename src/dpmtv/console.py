@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dpmtv.data.check import DataReport, Spread
-    from dpmtv.pipeline import Progress
+    from dpmtv.planning import Plan
     from dpmtv.privacy.ledger import History
+    from dpmtv.public_tasks import Progress
+    from dpmtv.types import Event
 
 
 _MOST_COLUMNS = 6
@@ -70,6 +72,49 @@ def print_rows(rows: Sequence[dict[str, Any]]) -> None:
     console.print(f"Accuracy in %: {rows[0]['metric']}{spread}.", style="dim")
 
 
+def print_plan(plan: Plan, build: str) -> None:
+    """Forecasts, what they rest on, warnings, and the build's command line."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = Console(width=None if sys.stdout.isatty() else 150, highlight=False)
+    best = plan.recommended
+    rules = len(best.by_rule)
+    console.print(
+        f"[bold]Expected accuracy: {best.accuracy:.0%} ± {100 * best.spread:.0f}[/] (one build on "
+        f"one of {rules} public rule{'s' * (rules > 1)}; {plan.draws} draws each)"
+    )
+    console.print(
+        f"On the same records: zero-shot {plan.zero_shot:.0%}; demonstrations in the prompt "
+        f"{plan.in_context:.0%}; the vector without noise {best.without_noise:.0%}."
+    )
+    table = Table(box=None, header_style="bold")
+    for heading in ("", "ε", "records", "K", "m", "accuracy, %", "noise ÷ signal", "null chunks"):
+        table.add_column(heading, justify="right")
+    for row in plan.forecasts:
+        table.add_row(
+            "→" if row.recommended else "",
+            *(f"{row.epsilon:g}", str(row.records), str(row.shots), str(row.chunks)),
+            f"{100 * row.accuracy:.1f} ± {100 * row.spread:.1f}",
+            *(f"{row.noise_to_signal:.2f}", f"{row.null_chunks:.0%}"),
+            style="bold" if row.recommended else None,
+        )
+    console.print(table)
+    memory = "" if plan.memory is None else f" and {plan.memory / 1e9:.1f} GB of main memory"
+    console.print(f"The build takes about {_duration(plan.seconds)}{memory} on this machine.")
+    for warning in plan.warnings:
+        console.print(f"[yellow]- {escape(warning)}[/]")
+    console.print("Nothing private was read and no budget spent. To build:")
+    console.print(escape(build), soft_wrap=True)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
 def print_ledger(history: History) -> None:
     """Terms, entries, and what is left."""
     from rich.console import Console
@@ -83,10 +128,10 @@ def print_ledger(history: History) -> None:
         f"{escape(terms.unit or 'record')}; ledger {history.ledger_id[:8]}…"
     )
     table = Table(box=None, header_style="bold")
-    for heading in ("entry", "reserved (UTC)", "state", "part", "Δ/σ", "dpmtv"):
+    for heading in ("entry", "reserved (UTC)", "state", "part", "Δ/σ or E", "dpmtv"):
         table.add_column(heading)
     for entry in history.entries:
-        cost = ", ".join(f"{e.delta2 / e.sigma:.4g}" for e in entry.events)
+        cost = ", ".join(_cost(event) for event in entry.events)
         table.add_row(
             *(str(entry.id), entry.reserved_at, entry.state),
             *(escape(entry.part) or "–", cost, entry.tool_version),
@@ -99,6 +144,14 @@ def print_ledger(history: History) -> None:
             f"{where}spent ε = {spent:.4g}; one more release with ε = "
             f"{history.remaining[part]:.4g} would fit."
         )
+
+
+def _cost(event: Event) -> str:
+    from dpmtv.types import GaussianEvent
+
+    if isinstance(event, GaussianEvent):
+        return f"{event.delta2 / event.sigma:.4g}"
+    return f"E = {event.range:.4g}" + (f" × {event.count}" if event.count > 1 else "")
 
 
 def print_data_report(report: DataReport, files: Sequence[tuple[str, str]]) -> None:

@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import json
 import warnings
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
@@ -19,47 +18,44 @@ from PIL import Image
 from dpmtv.artifact import TaskVector, tensor_bytes
 from dpmtv.data.chunks import form_chunks, rows_of_units, units_in_a_chunk
 from dpmtv.data.demonstrations import BadRow, require_good
-from dpmtv.data.partition import fresh_key, partition
-from dpmtv.data.prompts import chunk_prompt
+from dpmtv.data.partition import fresh_key
+from dpmtv.data.synthetic import SYNTHETIC
 from dpmtv.data.work import open_work, records_sha256, write_report
-from dpmtv.errors import DataError, LedgerError, PrivacyParameterError
-from dpmtv.geometry import ReleaseGeometry, geometry_from_public, geometry_with_clip
-from dpmtv.head_selection import Selection, reinforce
-from dpmtv.models.extraction import chunk_activations, preflight
-from dpmtv.models.mask_loss import MaskLoss
+from dpmtv.errors import LedgerError, PrivacyParameterError
+from dpmtv.geometry import ReleaseGeometry
+from dpmtv.models.choosing import choose_decoded
+from dpmtv.models.extraction import preflight
+from dpmtv.models.synthetic import public_records
 from dpmtv.privacy import certificate as certificates
 from dpmtv.privacy import ledger as ledgers
 from dpmtv.privacy.accounting import check_delta
 from dpmtv.privacy.mechanisms import GaussianMean, calibrate
 from dpmtv.privacy.sensitivity import NeighbourRelation
-from dpmtv.types import Demonstration, Prompt
+from dpmtv.public_tasks import (
+    SEARCH_STEPS,
+    WEIGHT_STEPS,
+    PublicTask,
+    chunk_values,
+    public_queries,
+    public_tasks,
+    release_geometry,
+    select_heads,
+)
+from dpmtv.types import BoundedRangeEvent, Demonstration, HeadLayout, Query
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from jaxtyping import Bool, Float
+    from collections.abc import Iterator, Sequence
 
     from dpmtv.models.adapters import VisionLanguageModel
-
-    Progress = Callable[[str, int, int], None]
+    from dpmtv.public_tasks import Progress
 
 SelectionMode = Literal["public", "released", "all"]
+QueryMode = Literal["public", "private"]
 PatchMode = Literal["prompt", "every-step"]
 
-SHOTS = 4
-SEARCH_STEPS = 200
-CLIP_FACTOR = 1.5  # × the public median norm of a layer; measured in docs/results.md
+SHOTS = {"public": 1, "private": 4}
+CHOICE_SHARE = 0.2  # of ε; measured in docs/results.md
 _LARGEST_CLIP = 1e30  # activations and released values are 32-bit
-_QUERY_SHARE = 1 / 3  # of each public task's records, kept apart to score head masks
-
-
-@dataclass(frozen=True)
-class PublicTask:
-    """One public answer rule: its mean activations, and held-out records to score masks on."""
-
-    vector: Float[np.ndarray, " coordinates"]
-    activations: Float[np.ndarray, "chunks coordinates"]
-    queries: list[Demonstration]
 
 
 def build_task_vector(
@@ -68,15 +64,19 @@ def build_task_vector(
     *,
     epsilon: float,
     delta: float,
-    public: Sequence[Demonstration | BadRow] | None = None,
+    public: Sequence[Demonstration | BadRow] | Literal["synthetic"] | None = None,
     relation: str = NeighbourRelation.REPLACE_ONE,
     unit: str | None = None,
     per_unit: int = 1,
     population: int | None = None,
     selection: SelectionMode = "public",
+    query: QueryMode | None = None,
+    asked: Sequence[str] = (),
     chunks: int | None = None,
-    shots: int = SHOTS,
+    shots: int | None = None,
     clip: float | None = None,
+    per_layer: bool = False,
+    choice: float | None = None,
     patch: PatchMode = "every-step",
     alpha: float = 1.0,
     search_steps: int = SEARCH_STEPS,
@@ -91,7 +91,8 @@ def build_task_vector(
 
     DP-MTV (Ngong, Reza and Near 2026, arXiv 2603.04894): disjoint chunks, one prompt per chunk,
     the heads' outputs at the last token clipped, averaged and noised once. docs/method.md lists
-    where we differ.
+    where we differ; the paper's own release is ``selection="released", query="private", shots=4,
+    per_layer=True``.
 
     *Guarantee:* this one vector is (epsilon, delta)-differentially private under ``relation`` for
     one record, or for all records of one unit if ``unit`` is named. Another build from the same
@@ -117,7 +118,8 @@ def build_task_vector(
         delta: δ below 1/n.
         public: public records that select heads and clip norms. With ``task`` values each is an
             answer rule of its own. For ``selection="released"`` they should be answered by the
-            private rule, as the paper assumes.
+            private rule, as the paper assumes. ``"synthetic"`` generates them
+            (:mod:`dpmtv.models.synthetic`).
         relation: ``"replace_one"``; ``"add_remove"``, which needs units with ids; or
             ``"zero_out"``, the paper's.
         unit: what the rows' ``unit`` values name (a field such as "patient"); it stands on the
@@ -127,12 +129,23 @@ def build_task_vector(
         selection: ``"public"`` selects heads first, patching public vectors, and releases only
             those; ``"released"`` (the paper) releases every head and then selects by patching
             the released vector; ``"all"`` releases and patches every head.
+        query: ``"public"`` ends every chunk's prompt with public questions about public images
+            (the mean over a few of them counts), so that every record is a demonstration and
+            may be a chunk alone; ``"private"`` (the paper) with one more record of the chunk.
+            By default public where there are public records.
+        asked: the questions that the vector will be asked, if they are few and public. Public
+            queries ask them; otherwise they are any of the public records'.
         chunks: m; by default as many as the records fill.
-        shots: K demonstrations a chunk; its query is one more private record.
-        clip: one clip norm for every layer, in place of public ones.
+        shots: K demonstrations a chunk: 1 by default with public queries, 4 with private ones.
+        clip: one clip norm, in place of public ones.
+        per_layer: clip layer by layer, as the paper does, and not all released heads together.
+        choice: the part of ε, as the range E of an exponential mechanism, that goes into a private
+            choice among the release as it is and what it decodes to (`candidate_vectors`). By
+            default a fifth of ε with one demonstration a chunk, and heads, queries and one clip
+            norm from public records. With 0 there is none.
         patch: patch at the prompt's last token alone, or at every decoding step too.
         alpha: patch strength.
-        search_steps: steps of the head search.
+        search_steps: steps of the head search; learning the heads' weights takes 3 for 5 of them.
         allow_large_delta: permit δ ≥ 1/n.
         ledger: file of the budget book that is charged before the noise is drawn; made, with
             this build's ε and δ as its total, if there is none.
@@ -146,18 +159,26 @@ def build_task_vector(
         UserError: see the table.
     """
     relation = _relation(relation)
-    _check_options(data, public, selection, shots, clip)
+    query = query or ("private" if public is None else "public")
+    shots = SHOTS[query] if shots is None else shots
+    _check_options(data, public, selection, query, shots, clip)
+    learned = selection == query == "public" and clip is None and not per_layer
+    if choice is None:
+        picks = default_picks(epsilon, shots) if learned else ()
+    else:
+        picks = _picks(choice, epsilon, learned)
     inference = _inference(model, patch, alpha)
     units = rows_of_units(data, unit is not None)
-    n = _public_size(len(units), relation, unit, population, per_unit)
+    n = public_size(len(units), relation, unit, population, per_unit)
     check_delta(delta, n, allow_large_delta)
+    size = shots + (query == "private")
     if chunks is None:
-        chunks = max(1, n // units_in_a_chunk(shots, per_unit))
+        chunks = max(1, n // units_in_a_chunk(size, per_unit))
     form = partial(
         form_chunks,
         units,
         chunks=chunks,
-        shots=shots,
+        size=size,
         per_unit=per_unit,
         by_id=relation is NeighbourRelation.ADD_REMOVE,
     )
@@ -172,22 +193,36 @@ def build_task_vector(
         chunks=chunks,
         clip_norms=(1.0 if clip is None else clip,),
         block_sizes=(layout.size,),
+        beside=picks,
     )
     book = None
     if ledger is not None and Path(ledger).exists():
         book = ledgers.open(ledger)
-        book.check([wanted.event], relation=relation, unit=unit, part=part)
+        book.check(wanted.events, relation=relation, unit=unit, part=part)
     preflight(model, shots)
 
-    used = public if selection != "all" or clip is None else None
-    tasks = public_tasks(model, used, shots, progress) if used is not None else []
+    needed = selection != "all" or clip is None or query == "public"
+    used, check = public_records(model, public if needed else None, shots, progress)
+    known = require_good(used or (), "the public file")
+    queries = public_queries(known, asked) if query == "public" else []
+    tasks = public_tasks(model, known, shots, query == "private", progress) if known else []
     heads = (
-        select_heads(model, tasks, patch, search_steps, progress).heads
+        select_heads(model, tasks, patch, search_steps, progress, check=check).heads
         if selection == "public"
         else every_head
     )
-    geometry = release_geometry(model, heads, tasks, clip)
-    mechanism = calibrate_for(geometry, epsilon, delta, relation, chunks)
+    geometry = release_geometry(
+        model,
+        heads,
+        tasks,
+        clip=clip,
+        per_layer=per_layer,
+        noise=wanted.event.sigma if learned else None,
+        patch=patch,
+        steps=weight_steps(search_steps),
+        progress=progress,
+    )
+    mechanism = calibrate_for(geometry, epsilon, delta, relation, chunks, picks)
 
     book_id = None
     with contextlib.ExitStack() as stack:
@@ -195,8 +230,9 @@ def build_task_vector(
         if work is not None:
             decides = [
                 [records_sha256(data), str(relation), unit, per_unit, chunks, shots],
-                [str(model.identity), inference.prompt_template_sha256, inference.dtype],
-                [geometry.heads.tolist(), geometry.clip_norms, model.instruction],
+                [_hash_records(queries), str(model.identity)],
+                [inference.prompt_template_sha256, inference.dtype],
+                [geometry.sha256, model.instruction],
             ]
             kept = stack.enter_context(open_work(Path(work), decides))
         members = form(key=kept.key if kept else fresh_key())
@@ -208,7 +244,7 @@ def build_task_vector(
             for place, rows in enumerate(members):
                 done, values = kept.load(place) if kept else (False, None)
                 if not done:
-                    (found,) = chunk_activations(model, [chunk_prompt(rows)])
+                    found = chunk_values(model, rows, queries)
                     values = None if found is None else geometry.to_release(found)
                     if kept:
                         kept.store(place, values)
@@ -225,7 +261,7 @@ def build_task_vector(
                 ledger, epsilon=epsilon, delta=delta, unit=unit, relation=relation
             )
             book_id = book.id
-            paid = book.reserve([mechanism.event], relation=relation, unit=unit, part=part)
+            paid = book.reserve(mechanism.events, relation=relation, unit=unit, part=part)
             stack.enter_context(paid)
         privacy = certificates.privacy_of(  # refuses what no certificate can say, before paying
             mechanism,
@@ -234,12 +270,31 @@ def build_task_vector(
             population=population,
             ledger=book_id,
             shots=shots,
-            query="private",
+            query=query,
+            queries_sha256=_hash_records(queries) if queries else None,
             clip_source="public" if clip is None else "option",
             released_heads=[np.flatnonzero(p).tolist() for p in layout.split(geometry.heads)],
+            geometry_sha256=geometry.sha256,
         )
         release = mechanism.release(coordinates(), charge=paid.charge if paid else None)
-        # The vector is paid for: what cannot be written now must not lose it.
+        # The vector is paid for: what cannot be done or written now must not lose it.
+        values = geometry.from_release(release.value)
+        if picks:
+            values = choose_decoded(
+                model,
+                geometry,
+                release.value,
+                mechanism.event.sigma,
+                heads,
+                members,
+                picks[0],
+                public=known,
+                queries=queries,
+                asked=asked,
+                patch=patch,
+                charge=paid.charge if paid else None,
+                progress=progress,
+            )
         try:
             if paid:
                 paid.released()
@@ -253,11 +308,11 @@ def build_task_vector(
                 "the work directory could not be deleted; it holds private activations",
                 stacklevel=2,
             )
-    values = geometry.from_release(release.value).astype(np.float32)
+    values = values.astype(np.float32)
     if selection == "released":
-        seen = [PublicTask(values, t.activations, t.queries) for t in tasks]
+        seen = [PublicTask(values, t.activations, t.scoring) for t in tasks]
         heads = select_heads(model, seen, patch, search_steps, progress).heads
-    source = None if used is None else _hash_records(require_good(used, "the public file"))
+    source = _hash_records(known) if known else None
     certificate = certificates.Certificate(
         product_version=version("dpmtv"),
         created=datetime.now(UTC).date(),
@@ -270,7 +325,23 @@ def build_task_vector(
     return TaskVector(values, heads, certificate)
 
 
-def _public_size(
+def default_picks(epsilon: float, shots: int) -> tuple[BoundedRangeEvent, ...]:
+    """The private choice beside a release by the default recipe; atoms are of one demonstration."""
+    return (BoundedRangeEvent(range=CHOICE_SHARE * epsilon, count=1),) if shots == 1 else ()
+
+
+def _picks(choice: float, epsilon: float, learned: bool) -> tuple[BoundedRangeEvent, ...]:
+    if not 0 <= choice < epsilon:
+        raise PrivacyParameterError("the choice takes a part of epsilon: from 0, below epsilon")
+    if choice and not learned:
+        raise PrivacyParameterError(
+            "the choice is among what public records decode: it needs public selection, public "
+            "queries and one public clip norm"
+        )
+    return (BoundedRangeEvent(range=float(choice), count=1),) if choice else ()
+
+
+def public_size(
     units: int, relation: NeighbourRelation, unit: str | None, population: int | None, per_unit: int
 ) -> int:
     """The public n: the number of units, or the declared population where that is private."""
@@ -306,8 +377,9 @@ def _check_per_unit(per_unit: int, unit: str | None) -> None:
 
 def _check_options(
     data: Sequence[Demonstration | BadRow],
-    public: Sequence[Demonstration | BadRow] | None,
+    public: Sequence[Demonstration | BadRow] | Literal["synthetic"] | None,
     selection: SelectionMode,
+    query: QueryMode,
     shots: int,
     clip: float | None,
 ) -> None:
@@ -316,12 +388,24 @@ def _check_options(
         raise PrivacyParameterError(
             f"selection must be one of {', '.join(get_args(SelectionMode))}"
         )
+    if query not in get_args(QueryMode):
+        raise PrivacyParameterError(f"query must be one of {', '.join(get_args(QueryMode))}")
+    if isinstance(public, str) and (public != SYNTHETIC or selection == "released"):
+        raise PrivacyParameterError(
+            'public is a list of records or "synthetic"; the paper\'s selection needs records that '
+            "are answered by the private rule"
+        )
     if public is data:
         raise PrivacyParameterError("the private records were given as the public ones too")
     if public is None and (selection != "all" or clip is None):
         raise PrivacyParameterError(
             "heads and clip norms come from public records: give some, or a clip norm and "
             'selection="all"'
+        )
+    if query == "public" and not public:
+        raise PrivacyParameterError(
+            "public queries come from public records: give some, or ask a private record of each "
+            'chunk (query="private")'
         )
     if shots < 1:
         raise PrivacyParameterError("a chunk needs at least one demonstration (shots)")
@@ -346,89 +430,33 @@ def _inference(
     )
 
 
-def public_tasks(
-    model: VisionLanguageModel,
-    public: Sequence[Demonstration | BadRow],
-    shots: int,
-    progress: Progress = lambda _what, _done, _total: None,
-) -> list[PublicTask]:
-    """Mean activations of each public answer rule, and records kept apart to score masks.
-
-    Raises:
-        DataError: a bad row, or a rule with too few records.
-    """
-    rules: dict[str | None, list[Demonstration]] = {}
-    for record in require_good(public, "the public file"):
-        rules.setdefault(record.task, []).append(record)
-    tasks = []
-    for done, records in enumerate(rules.values(), 1):
-        queries = max(1, int(len(records) * _QUERY_SHARE))
-        chunks = (len(records) - queries) // (shots + 1)
-        if chunks < 1:
-            raise DataError(
-                f"a public answer rule has {len(records)} records; {shots} shots need at least "
-                f"{shots + 2} a rule"
-            )
-        order = partition(len(records), 1, len(records), b"public")[0]
-        shuffled = [records[i] for i in order]
-        size = shots + 1
-        prompts = [chunk_prompt(shuffled[c * size : (c + 1) * size]) for c in range(chunks)]
-        seen = [a for a in chunk_activations(model, prompts) if a is not None]
-        if len(seen) < chunks:
-            raise DataError("an image or prompt of the public file cannot be used")
-        activations = np.stack(seen)
-        tasks.append(PublicTask(activations.mean(0), activations, shuffled[-queries:]))
-        progress("public chunks", done, len(rules))
-    return tasks
+def weight_steps(search_steps: int) -> int:
+    """Steps of learning head weights that go with so many of a head search."""
+    return max(1, search_steps * WEIGHT_STEPS // SEARCH_STEPS)
 
 
-def select_heads(
-    model: VisionLanguageModel,
-    tasks: Sequence[PublicTask],
-    patch: PatchMode,
-    steps: int = SEARCH_STEPS,
-    progress: Progress = lambda _what, _done, _total: None,
-    seed: int = 0,
-) -> Selection:
-    """Search a head mask that makes public zero-shot prompts give their answers.
-
-    Every held-out public record is asked with its own rule's vector patched in: a public one, or
-    the released one.
-    """
-    examples = [(q, task.vector) for task in tasks for q in task.queries]
-    loss = MaskLoss(
-        model,
-        prompts=[Prompt((), q.query) for q, _ in examples],
-        answers=[q.answer for q, _ in examples],
-        vectors=[vector for _, vector in examples],
-        patch=patch,
-    )
-    return reinforce(
-        loss,
-        model.layout.n_heads,
-        steps=steps,
-        seed=seed,
-        progress=lambda done, total: progress("head search", done, total),
-    )
-
-
-def release_geometry(
-    model: VisionLanguageModel,
-    heads: Bool[np.ndarray, " heads"],
-    tasks: Sequence[PublicTask],
-    clip: float | None = None,
-) -> ReleaseGeometry:
-    """Released heads with per-layer clip norms: the given one, or public medians × a factor."""
-    if clip is not None:
-        return geometry_with_clip(model.layout, heads, clip)
-    activations = np.concatenate([task.activations for task in tasks])
-    return geometry_from_public(model.layout, heads, activations, CLIP_FACTOR)
+def relative_noise(
+    layout: HeadLayout,
+    epsilon: float,
+    delta: float,
+    relation: str,
+    chunks: int,
+    picks: Sequence[BoundedRangeEvent] = (),
+) -> float:
+    """Standard deviation of a released coordinate's noise, in units of a single clip norm."""
+    whole = ReleaseGeometry(layout, np.ones(layout.n_heads, dtype=bool), (1.0,))
+    return calibrate_for(whole, epsilon, delta, relation, chunks, picks).event.sigma
 
 
 def calibrate_for(
-    geometry: ReleaseGeometry, epsilon: float, delta: float, relation: str, chunks: int
+    geometry: ReleaseGeometry,
+    epsilon: float,
+    delta: float,
+    relation: str,
+    chunks: int,
+    picks: Sequence[BoundedRangeEvent] = (),
 ) -> GaussianMean:
-    """The Gaussian mechanism of a geometry."""
+    """The Gaussian mechanism of a geometry, with room for picks beside it."""
     return calibrate(
         epsilon=epsilon,
         delta=delta,
@@ -436,6 +464,7 @@ def calibrate_for(
         chunks=chunks,
         clip_norms=geometry.clip_norms,
         block_sizes=geometry.block_sizes,
+        beside=picks,
     )
 
 
@@ -447,12 +476,14 @@ def _relation(name: str) -> NeighbourRelation:
         raise PrivacyParameterError(f"unknown neighbour relation; choose one of {known}") from None
 
 
-def _hash_records(records: Sequence[Demonstration]) -> str:
-    """Names the public records on the certificate: texts and image bytes, no paths."""
+def _hash_records(records: Sequence[Demonstration | Query]) -> str:
+    """Names public records or queries on the certificate: texts and image bytes, no paths."""
     digest = hashlib.sha256()
     for record in records:
-        text = json.dumps([record.question, record.answer, record.task], ensure_ascii=False)
-        digest.update(text.encode() + b"\0")
+        named: list[str | None] = [record.question]
+        if isinstance(record, Demonstration):
+            named += [record.answer, record.task]
+        digest.update(json.dumps(named, ensure_ascii=False).encode() + b"\0")
         for image in record.images:
             if isinstance(image, str | Path):
                 data = Path(image).read_bytes()

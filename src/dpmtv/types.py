@@ -117,6 +117,10 @@ class HeadLayout:
         """Which coordinates belong to the heads of ``mask``."""
         return np.repeat(mask, np.repeat(self.head_dims, self.heads))
 
+    def spread(self, values: Float[np.ndarray, " heads"]) -> Float[np.ndarray, " coordinates"]:
+        """Each head's value at all of its coordinates."""
+        return np.repeat(values, np.repeat(self.head_dims, self.heads))
+
     def split(self, values: np.ndarray) -> list[np.ndarray]:
         """Cut the last axis of ``values`` (coordinates or heads) into layers."""
         sizes = self.widths if values.shape[-1] == self.size else self.heads
@@ -141,6 +145,23 @@ class GaussianEvent:
 
 
 @dataclass(frozen=True)
+class BoundedRangeEvent:
+    """Private picks, as accounting sees them.
+
+    Args:
+        range: E, the length of the interval in which the privacy losses of one pick lie; the
+            neighbour relation is inside it.
+        count: number of picks; later ones may depend on what earlier ones gave.
+    """
+
+    range: float
+    count: int
+
+
+Event: TypeAlias = GaussianEvent | BoundedRangeEvent
+
+
+@dataclass(frozen=True)
 class Release:
     """What may leave the private room: a noised value and the event that pays for it.
 
@@ -148,4 +169,4 @@ class Release:
     """
 
     value: Float[np.ndarray, " coordinates"]
-    event: GaussianEvent | None
+    event: Event | None

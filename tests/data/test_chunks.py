@@ -81,17 +81,17 @@ def test_a_row_that_could_be_anybodys_is_refused_where_units_are_named(lost):
 
 
 @pytest.mark.parametrize(
-    ("shots", "per_unit", "units"),
-    [(4, 1, 5), (4, 2, 3), (4, 4, 2), (4, 5, 1), (4, 99, 1), (1, 1, 2), (1, 2, 1), (3, 3, 2)],
+    ("size", "per_unit", "units"),
+    [(5, 1, 5), (5, 2, 3), (5, 4, 2), (5, 5, 1), (5, 99, 1), (1, 1, 1), (1, 2, 1), (4, 3, 2)],
 )
-def test_units_in_a_chunk(shots, per_unit, units):
-    assert units_in_a_chunk(shots, per_unit) == units
+def test_units_in_a_chunk(size, per_unit, units):
+    assert units_in_a_chunk(size, per_unit) == units
 
 
 @given(st.integers(1, 10**9), st.integers(1, 10**9))
-def test_so_many_units_fill_a_chunk_and_one_less_does_not(shots, per_unit):
-    units = units_in_a_chunk(shots, per_unit)
-    assert units * per_unit >= shots + 1 > (units - 1) * per_unit
+def test_so_many_units_fill_a_chunk_and_one_less_does_not(size, per_unit):
+    units = units_in_a_chunk(size, per_unit)
+    assert units * per_unit >= size > (units - 1) * per_unit
 
 
 # --- forming --------------------------------------------------------------------------------
@@ -113,22 +113,21 @@ def closed_units(sizes: list[int]) -> tuple[list, dict[int, tuple[int, int]]]:
 
 @given(
     st.lists(st.integers(0, 7), min_size=12, max_size=30),
-    st.integers(1, 4),
+    st.integers(1, 5),
     st.integers(1, 4),
     st.booleans(),
     keys,
 )
-def test_chunks_by_the_rules_without_a_look_at_a_row(sizes, shots, per_unit, by_id, key):
+def test_chunks_by_the_rules_without_a_look_at_a_row(sizes, size, per_unit, by_id, key):
     units, place = closed_units(sizes)
-    m = 12 // units_in_a_chunk(shots, per_unit)
-    chunks = form_chunks(units, chunks=m, shots=shots, per_unit=per_unit, key=key, by_id=by_id)
+    m = 12 // units_in_a_chunk(size, per_unit)
+    chunks = form_chunks(units, chunks=m, size=size, per_unit=per_unit, key=key, by_id=by_id)
     if by_id:
         members = assign_by_id([name for name, _ in units], m, key)
     else:
-        members = partition(len(units), m, units_in_a_chunk(shots, per_unit), key)
+        members = partition(len(units), m, units_in_a_chunk(size, per_unit), key)
     expected = [
-        [(u, i) for u in chunk for i in choose(sizes[u], per_unit, key)][: shots + 1]
-        for chunk in members
+        [(u, i) for u in chunk for i in choose(sizes[u], per_unit, key)][:size] for chunk in members
     ]
     found = [[place[id(r)] for r in chunk] for chunk in chunks]
     assert found == expected
@@ -140,7 +139,7 @@ def test_chunks_by_the_rules_without_a_look_at_a_row(sizes, shots, per_unit, by_
 
 
 def test_too_few_units_are_refused_by_slot_and_make_short_chunks_by_id():
-    options = {"chunks": 3, "shots": 1, "per_unit": 1, "key": KEY}
+    options = {"chunks": 3, "size": 2, "per_unit": 1, "key": KEY}
     units, _ = closed_units([1] * 5)
     with pytest.raises(DataError, match="6 records, and there are 5"):
         form_chunks(units, **options, by_id=False)

@@ -11,14 +11,12 @@ import pytest
 
 from dpmtv.data.demonstrations import read_demonstrations
 from dpmtv.errors import DataError
+from dpmtv.evaluation import runner
 from dpmtv.evaluation.benchmark import load_benchmark
 from dpmtv.evaluation.metrics import exact_match
-from dpmtv.evaluation.runner import (
-    METHODS,
-    Settings,
-    evaluate_benchmark,
-    evaluate_vector,
-)
+from dpmtv.evaluation.rows import evaluate_vector
+from dpmtv.evaluation.runner import evaluate_benchmark
+from dpmtv.evaluation.settings import KNOWN_WORDS, METHODS, Settings
 from dpmtv.pipeline import build_task_vector
 
 KEYS = [
@@ -105,7 +103,7 @@ def test_a_group_has_a_mean_of_its_own(rows):
 
 def test_rivals_that_know_the_words_give_nothing_else(rows):
     for row in rows:
-        if "enforced" in row["method"]:
+        if row["method"] in KNOWN_WORDS[1:]:
             assert row["in_words"] == 1
         assert 0 <= row["in_words"] <= 1
         if row["task"] == "digit-roman":
@@ -163,6 +161,26 @@ def test_bad_benchmark_folders_are_explained(tmp_path, data, change, message):
     change(tmp_path)
     with pytest.raises(DataError, match=message):
         load_benchmark(tmp_path)
+
+
+def test_generated_public_records_need_no_public_file(
+    model, benchmark, data, tmp_path, monkeypatch
+):
+    (tmp_path / "tasks").symlink_to(data / "tasks")
+    with pytest.raises(DataError, match="does not exist"):
+        load_benchmark(tmp_path, ["color-gem"])
+    loaded = load_benchmark(tmp_path, ["color-gem"], public="synthetic")
+    asked = []
+
+    def known(_model, public, *_):
+        asked.append(public)
+        return benchmark.public[:120], None
+
+    monkeypatch.setattr(runner, "public_records", known)
+    settings = Settings(methods=("zero-shot",), draws=1, n_test=2, shots=2, search_steps=1)
+    rows, _ = evaluate_benchmark(model, loaded, settings, name="embedded", command="c")
+    assert asked == ["synthetic"]
+    assert {r["method"] for r in rows} == {"zero-shot"}
 
 
 def test_the_embedded_data_look_like_a_users_own(data):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from dpmtv.data.demonstrations import read_demonstrations
 from dpmtv.models import mask_loss
@@ -26,9 +27,10 @@ def test_equals_full_passes(random_model, data, patch, shots):
         for example in (0, 1):
             ours = loss(masks, example)
             answer = model.answer_ids(prompts[example], answers[example])
-            same = (model, prompts[example], answer, vectors[example], masks, patch)
+            values = model.by_layer(vectors[example])
+            same = (model, prompts[example], answer, values, masks, patch)
             for rows in (1, 3, 8):
-                whole = whole_pass_losses(*same, rows)
+                whole = whole_pass_losses(*same, rows).numpy()
                 assert np.abs(ours - whole).max() < 2e-6
                 assert np.ptp(whole) > 1e-4, "the masks must matter, or the test shows nothing"
     assert loss._prefix_is_exact
@@ -44,15 +46,16 @@ def test_where_a_prefix_is_not_exact_whole_passes_are_used(random_model, data, m
     loss = MaskLoss(model, prompts, [r.answer for r in records], vectors)
     plain = MaskLoss._from_prefix
 
-    def faulty(self, masks, example):
+    def faulty(self, values, masks, example):
         if fault == "crash":
             raise RuntimeError("no such cache")
-        return plain(self, masks, example) + 0.1
+        return plain(self, values, masks, example) + 0.1
 
     monkeypatch.setattr(mask_loss.MaskLoss, "_from_prefix", faulty)
     masks = np.eye(model.layout.n_heads, dtype=bool)[:4]
-    want = whole_pass_losses(model, prompts[1], loss.answers[1], vectors[1], masks, loss.patch)
-    assert np.allclose(loss(masks, 1), want, atol=1e-6)
+    values = model.by_layer(vectors[1])
+    want = whole_pass_losses(model, prompts[1], loss.answers[1], values, masks, loss.patch)
+    assert np.allclose(loss(masks, 1), want.numpy(), atol=1e-6)
     assert loss._prefix_is_exact is False
 
 
@@ -61,3 +64,25 @@ def test_the_loss_runs_over_all_answer_tokens_and_the_end(model, data):
     ids = model.answer_ids(Prompt((), record.query), record.answer)
     assert model.tokenizer.decode(ids) == f" {record.answer}<end_of_utterance>"
     assert len(ids) == 3
+
+
+def test_images_that_lie_in_one_axis_are_copied_whole(model, data, monkeypatch):
+    """Some models line up the patches of all images: each row's must stay together."""
+    record = read_demonstrations(data / "tasks/digit-phrase/test.jsonl")[0]
+    plain_inputs, plain_forward, seen = type(model).inputs, type(model).forward, []
+
+    def inputs(self, prompts):
+        return plain_inputs(self, prompts) | {"patches": torch.arange(3)[:, None]}
+
+    def forward(self, batch, **options):
+        seen.append(batch.pop("patches").flatten().tolist())
+        return plain_forward(self, batch, **options)
+
+    monkeypatch.setattr(type(model), "inputs", inputs)
+    monkeypatch.setattr(type(model), "forward", forward)
+    masks = np.zeros((2, model.layout.n_heads), dtype=bool)
+    vector = np.zeros(model.layout.size)
+    whole_pass_losses(
+        model, Prompt((), record.query), [5, 6], model.by_layer(vector), masks, "prompt"
+    )
+    assert seen == [[0, 1, 2, 0, 1, 2]]

@@ -9,7 +9,7 @@ import torch
 from dpmtv.data.prompts import BRIEF
 from dpmtv.models.adapters import EMBEDDED, VisionLanguageModel, load_model
 from dpmtv.models.extraction import preflight
-from dpmtv.models.mask_loss import MaskLoss, whole_pass_losses
+from dpmtv.models.mask_loss import MaskLoss, answered_right, whole_pass_losses
 from dpmtv.pipeline import build_task_vector
 from dpmtv.types import Demonstration, Prompt
 
@@ -104,11 +104,31 @@ def test_kept_prefixes_equal_whole_passes(llava, record):
     masks = np.random.default_rng(0).random((5, 12)) < 0.5
     for example in (0, 1):
         whole = whole_pass_losses(
-            llava, prompts[example], loss.answers[example], vectors[example], masks, loss.patch
-        )
+            llava,
+            prompts[example],
+            loss.answers[example],
+            llava.by_layer(vectors[example]),
+            masks,
+            loss.patch,
+        ).numpy()
         assert np.abs(loss(masks, example) - whole).max() < 1e-5
         assert np.ptp(whole) > 0.01
     assert loss._prefix_is_exact
+
+
+def test_one_pass_tells_what_decoding_would_give(llava, record):
+    prompt, heads = Prompt((), record.query), np.ones(12, dtype=bool)
+    vectors = np.stack([llava.last_token_heads(prompt) * factor for factor in (1, -1, 5)])
+    end = max(llava.end_ids)
+    for place, vector in enumerate(vectors):
+        with llava.patched(vector, heads):
+            batch = llava.inputs([prompt])
+            ids = llava.model.generate(**batch, max_new_tokens=3, do_sample=False)
+        said = ids[0, batch["input_ids"].shape[1] :].tolist()
+        assert answered_right(llava, prompt, said, vectors, heads, "every-step")[place]
+        for other in ([*said[:-1], (said[-1] + 1) % end], [*said[:1], end]):
+            right = answered_right(llava, prompt, other, vectors, heads, "every-step")
+            assert right[place] == (other == said)
 
 
 def test_builds_and_answers(llava, record):

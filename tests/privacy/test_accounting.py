@@ -223,45 +223,12 @@ def calibrated(epsilon: float, delta: float = 1e-5) -> GaussianEvent:
 @pytest.mark.parametrize("delta", [1e-3, 1e-5, 1e-9])
 def test_composition_of_gaussians_is_exact_and_never_below(delta):
     one = calibrated(1.0, delta)
-    assert accounting.composed_epsilon([], delta) == 0.0
-    assert accounting.composed_epsilon([one], delta) == pytest.approx(1.0, rel=1e-9)
+    assert accounting.epsilon_of([one], delta) == pytest.approx(1.0, rel=1e-9)
     for count in (2, 30):
-        composed = accounting.composed_epsilon([one] * count, delta)
+        composed = accounting.epsilon_of([one] * count, delta)
         multiplier = mpmath.sqrt(mpmath.mpf(1) / count) / accounting.gdp_mu(one)
         assert exact_delta(multiplier, composed) <= delta
         assert exact_delta(multiplier, composed - 1e-8) > delta
-
-
-@pytest.mark.parametrize(("mus", "delta"), [((0.268, 0.268), 1e-5), ((2.0, 2.0), 1e-10)])
-def test_loss_distributions_agree_with_the_exact_composition_and_never_fall_below(mus, delta):
-    from dp_accounting.pld import privacy_loss_distribution as pld
-
-    other = pld.from_gaussian_mechanism(
-        1 / mus[1], value_discretization_interval=accounting.PLD_INTERVAL
-    )
-    exact = accounting.composed_epsilon([gaussian(mu) for mu in mus], delta)
-    composed = accounting.composed_epsilon([gaussian(mus[0])], delta, [other])
-    assert composed == pytest.approx(exact, abs=1e-4)
-    # The library alone: below the exact value in the second case, by rounding.
-    assert composed >= exact - 1e-6
-
-
-def test_loss_distributions_leave_room_for_the_slack_of_the_others():
-    from dp_accounting.pld import privacy_loss_distribution as pld
-
-    other = pld.from_gaussian_mechanism(5.0, value_discretization_interval=accounting.PLD_INTERVAL)
-    coarse = gaussian(0.2, d=40_000_000, scale=2**20)
-    composed = accounting.composed_epsilon([coarse], 1e-5, [other])
-    slack = accounting.discreteness_slack(composed, coarse.d, coarse.scale)
-    assert 1e-6 < slack < 5e-6
-    assert composed == pytest.approx(
-        accounting.gaussian_epsilon(1 / math.hypot(0.2, 0.2), 1e-5 - slack), abs=1e-4
-    )
-    assert accounting.composed_epsilon([], 1e-5, [other]) == pytest.approx(
-        accounting.gaussian_epsilon(5.0, 1e-5), abs=1e-4
-    )
-    hopeless = gaussian(0.2, d=10**9, scale=2**20)
-    assert accounting.composed_epsilon([hopeless], 1e-5, [other]) == math.inf
 
 
 @given(
@@ -280,9 +247,9 @@ def test_what_further_epsilon_promises_fits_and_little_more_does_not(spent, epsi
         scale = accounting.grid_scale(epsilon, delta, d)
         slack = accounting.discreteness_slack(left, d, scale)
         mu = 1 / accounting.noise_multiplier(left, delta - slack)
-        assert accounting.composed_epsilon([*past, gaussian(mu, d, scale)], delta) <= epsilon
+        assert accounting.epsilon_of([*past, gaussian(mu, d, scale)], delta) <= epsilon
     more = [*past, calibrated(left + 1e-3 * (1 + epsilon), delta)]
-    assert accounting.composed_epsilon(more, delta) > epsilon
+    assert accounting.epsilon_of(more, delta) > epsilon
 
 
 def test_further_epsilon_of_nothing_spent_is_all():

@@ -23,16 +23,19 @@ from dpmtv.privacy.certificate import (
 )
 from dpmtv.privacy.mechanisms import calibrate
 from dpmtv.privacy.sensitivity import NeighbourRelation
-from dpmtv.privacy.statement import statement
+from dpmtv.privacy.statement import statement, statement_page
+from dpmtv.types import BoundedRangeEvent
 
+PICK = BoundedRangeEvent(range=0.2, count=1)
 HASH = hashlib.sha256(b"tensor").hexdigest()
 OTHER = hashlib.sha256(b"other").hexdigest()
 HEADS = ((0, 2), (), (1,))
 HEAD_DIMS = (4, 4, 6)
 
 
-def make(relation=NeighbourRelation.REPLACE_ONE, epsilon=1.0, **changes) -> Certificate:
+def make(relation=NeighbourRelation.REPLACE_ONE, epsilon=1.0, beside=(), **changes) -> Certificate:
     mechanism = calibrate(
+        beside=beside,
         epsilon=epsilon,
         delta=1e-5,
         relation=relation,
@@ -78,10 +81,12 @@ def bare(**changes) -> Certificate:
         "chunks": 100,
         "shots": 4,
         "query": "private",
+        "queries_sha256": None,
         "clip_norms": (1.5, 2.0),
         "clip_source": "public",
         "released_heads": HEADS,
         "block_sizes": (8, 6),
+        "geometry_sha256": None,
     }
     return make(privacy=Privacy(**(privacy | changes)))
 
@@ -108,12 +113,15 @@ def put(data, key: str, value) -> None:
     data[last] = value
 
 
-@pytest.mark.parametrize("original", [make(), make(NeighbourRelation.ZERO_OUT, 8.0), bare()])
+@pytest.mark.parametrize(
+    "original",
+    [make(), make(NeighbourRelation.ZERO_OUT, 8.0), make(beside=[PICK, PICK]), bare()],
+)
 def test_round_trip_and_canonical_form(path, original):
     certificate.write(original, path)
     text = path.read_text("utf-8")
     assert certificate.read(path) == original
-    assert text.startswith('{\n  "created": "2026-03-09",\n  "format_version": 1,\n')
+    assert text.startswith('{\n  "created": "2026-03-09",\n  "format_version": 2,\n')
     assert text.endswith("}\n")
     assert list(path.parent.iterdir()) == [path]
     assert certificate.verify(original, HASH)
@@ -216,15 +224,53 @@ def test_a_bad_value_is_refused_by_name(path, key, value):
         certificate.read(path)
 
 
+@pytest.mark.parametrize("place", ["privacy.events.1", "privacy.events.2"])
+@pytest.mark.parametrize(
+    ("key", "value", "named"),
+    [
+        ("type", "laplace", "type is unknown"),
+        ("type", ["bounded_range"], "type is unknown"),
+        ("type", None, "type is unknown"),
+        ("type", "gaussian", "is unknown|is missing"),
+        ("range", 0.0, "range must be positive"),
+        ("range", -0.2, "range must be positive"),
+        ("range", math.nan, "range must be a finite"),
+        ("range", math.inf, "range must be a finite"),
+        ("range", "inf", "range must be of type float"),
+        ("range", 1, "range must be of type float"),
+        ("count", 0, "count must be positive"),
+        ("count", 1.0, "count must be of type int"),
+        ("seed", 1, "seed is unknown"),
+    ],
+)
+def test_a_bad_pick_is_refused_by_name(path, place, key, value, named):
+    data = data_of(path, make(beside=[PICK, PICK]))
+    put(data, f"{place}.{key}", value)
+    write_data(path, data)
+    with pytest.raises(ArtifactError, match=named):
+        certificate.read(path)
+
+
+@pytest.mark.parametrize("order", [[1, 0], [1], [0, 0, 1], [1, 1]])
+def test_the_vector_has_one_gaussian_event_and_it_stands_first(path, order):
+    data = data_of(path, make(beside=[PICK]))
+    events = data["privacy"]["events"]
+    assert events[1] == {"type": "bounded_range", "range": 0.2, "count": 1}
+    data["privacy"]["events"] = [events[i] for i in order]
+    write_data(path, data)
+    with pytest.raises(ArtifactError, match=r"privacy\.events must be the vector's one gaussian"):
+        certificate.read(path)
+
+
 def test_two_events_are_refused(path):
     data = data_of(path, make())
     data["privacy"]["events"] *= 2
     write_data(path, data)
-    with pytest.raises(ArtifactError, match=r"privacy\.events must hold the one event"):
+    with pytest.raises(ArtifactError, match=r"privacy\.events must be the vector's one gaussian"):
         certificate.read(path)
 
 
-@pytest.mark.parametrize("version", [0, 2, "1"])
+@pytest.mark.parametrize("version", [0, 1, 3, "2"])
 def test_another_version_is_refused_before_its_keys(path, version):
     data = data_of(path, make()) | {"format_version": version, "new_key": 1}
     write_data(path, data)
@@ -386,6 +432,41 @@ def test_verify_refuses_a_claim_that_does_not_hold(tampered, reason):
         certificate.verify(tampered, HASH)
 
 
+def with_picks(*picks: BoundedRangeEvent, **parts) -> Certificate:
+    """A certificate of a vector beside ``PICK``, with other picks written into it."""
+    privacy = make(beside=[PICK]).privacy
+    events = (privacy.events[0], *picks)
+    return make(privacy=dataclasses.replace(privacy, events=events, **parts))
+
+
+@pytest.mark.parametrize(
+    ("tampered", "reason"),
+    [
+        (with_picks(BoundedRangeEvent(0.21, 1)), "too small"),
+        (with_picks(BoundedRangeEvent(0.2, 2)), "too small"),
+        (with_picks(PICK, PICK), "too small"),
+        (with_picks(BoundedRangeEvent(1e300, 10**9)), "too small"),
+        (with_picks(BoundedRangeEvent(0.19, 1)), "privacy.mu"),
+        (with_picks(), "privacy.mu"),
+        (with_picks(BoundedRangeEvent(0.1, 1), mu=accounting.gdp_mu(PICK)), "privacy.mu"),
+        (with_picks(PICK, mu=0.2), "privacy.mu"),
+        (with_picks(PICK, mu=make(beside=[PICK]).privacy.mu * (1 - 1e-10)), "privacy.mu"),
+        (with_picks(PICK, epsilon=0.999), "too small"),
+    ],
+)
+def test_verify_refuses_picks_that_the_claim_does_not_cover(tampered, reason):
+    certificate.verify(make(beside=[PICK]), HASH)
+    with pytest.raises(ArtifactError, match=reason):
+        certificate.verify(tampered, HASH)
+
+
+def test_picks_that_were_dropped_from_the_certificate_show_in_epsilon():
+    privacy = make(beside=[PICK]).privacy
+    mu = accounting.gdp_mu(privacy.events[0])
+    with pytest.raises(ArtifactError, match=r"privacy\.epsilon does not belong"):
+        certificate.verify(with_picks(mu=mu), HASH)
+
+
 def test_verify_holds_the_selection_to_its_word():
     for mode, source in (("all", None), ("released", OTHER)):
         with pytest.raises(ArtifactError, match=r"selection\.mode"):
@@ -437,3 +518,24 @@ def test_statement_when_the_slack_leaves_nothing_under_replacement():
 
 def test_statement_without_noise():
     assert statement(bare())[0] == "NOT PRIVATE: no noise was added (ε = inf)."
+
+
+def test_statement_beside_picks():
+    lines = certificate.verify(make(beside=[PICK]), HASH)
+    assert lines[3].startswith("The event, with 1 private choice, costs ε = 1 at δ = 1e-05")
+    one, more = (make(beside=picks) for picks in ([PICK], [BoundedRangeEvent(0.1, 2), PICK]))
+    text = "\n".join(statement(one))
+    assert "(ε = 1, δ = 1e-05)-differentially private" in text
+    assert "the vector together with one choice that was made privately" in text
+    assert "at most 8.57 %" in text  # μ = 0.2769 for all together
+    assert "with 3 choices that were made privately" in "\n".join(statement(more))
+    assert "choice" not in "\n".join(statement(make()))
+    assert "μ = 0.2769" in statement_page(one, lines)
+    paper = make(NeighbourRelation.ZERO_OUT, beside=[PICK])
+    gaussian = paper.privacy.events[0]
+    doubled = [
+        dataclasses.replace(gaussian, delta2=2 * gaussian.delta2),
+        BoundedRangeEvent(range=0.4, count=1),
+    ]
+    worth = math.ceil(accounting.epsilon_of(doubled, 1e-5) * 1e4) / 1e4
+    assert f"the same noise gives ε = {worth:g} at" in "\n".join(statement(paper))

@@ -45,6 +45,14 @@ Relation = Annotated[str, typer.Option(help="replace_one, add_remove, or zero_ou
 Unit = Annotated[
     str | None, typer.Option(help="Field that names whose a record is; protects the whole unit.")
 ]
+PerUnit = Annotated[int, typer.Option(min=1, help="Most records of a unit that serve.")]
+Population = Annotated[
+    int | None, typer.Option(help="Public number of units, declared for add_remove.")
+]
+AskedLater = Annotated[
+    list[str], typer.Option(help="A question that will be asked; again for several.")
+]
+Revision = Annotated[str | None, typer.Option(help="Hub revision of the model.")]
 Longest = Annotated[int | None, typer.Option(min=1, help="Longest answer, in tokens.")]
 Command = TypeVar("Command", bound=Callable[..., None])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -13,6 +13,8 @@ from dpmtv.errors import UserError
 
 if TYPE_CHECKING:
     from dpmtv.data.check import DataReport
+    from dpmtv.data.demonstrations import BadRow
+    from dpmtv.types import Demonstration
 
 records = typer.Typer(help="Files of records.", no_args_is_help=True)
 app.add_typer(records, name="data")
@@ -38,6 +40,13 @@ Columns = Annotated[
     list[str], typer.Option("--column", help="A field by another name, as question=Frage.")
 ]
 Split = Annotated[str | None, typer.Option(help="Split of a Hugging Face dataset.")]
+Public = Annotated[
+    list[str],
+    typer.Option(help='Public records, in a format of their own, or "synthetic" to generate some.'),
+]
+PublicOption = Annotated[
+    list[str], typer.Option(help="How they are read, as encoding=cp1252; DATA has its own.")
+]
 _PUBLIC = ("format", "answers", "encoding", "images", "question", "ways", "split")
 
 
@@ -123,3 +132,21 @@ def public_reading(named: list[str]) -> dict[str, Any]:
                 "column.question and the like"
             )
     return {**options, "columns": columns_of(columns)}
+
+
+def public_records(
+    files: list[str], named: list[str]
+) -> list[Demonstration | BadRow] | Literal["synthetic"] | None:
+    """Public records, read and looked at, or the word for generated ones; None for none."""
+    from dpmtv.data.demonstrations import check_images, read_demonstrations, require_good
+    from dpmtv.data.synthetic import SYNTHETIC
+
+    if SYNTHETIC in files:
+        if len(files) > 1:
+            raise UserError("--public is synthetic or files (one of that name is ./synthetic)")
+        return SYNTHETIC
+    if not files:
+        return None
+    records = read_demonstrations(files, **public_reading(named))
+    require_good(check_images(records), "the public file")
+    return records

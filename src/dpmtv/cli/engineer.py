@@ -9,7 +9,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dpmtv.cli.common import Instruction, Json, Longest, Model, Relation, Unit, command, one_of
+from dpmtv.cli.common import (
+    AskedLater,
+    Instruction,
+    Json,
+    Longest,
+    Model,
+    PerUnit,
+    Population,
+    Relation,
+    Revision,
+    Unit,
+    command,
+    one_of,
+)
 from dpmtv.cli.data import (
     Answers,
     Asked,
@@ -18,9 +31,11 @@ from dpmtv.cli.data import (
     Encoding,
     Format,
     Images,
+    Public,
+    PublicOption,
     Split,
     Ways,
-    public_reading,
+    public_records,
     reading,
 )
 from dpmtv.console import print_json, print_rows, progress_bars
@@ -37,7 +52,7 @@ def demo(
     output: Annotated[Path, typer.Option("-o", "--output", help="New folder for the results.")] = (
         Path("demo-output")
     ),
-    draws: Annotated[int, typer.Option(min=2, help="Noise and record draws.")] = 10,
+    draws: Annotated[int, typer.Option(min=2, help="Noise and record draws.")] = 5,
     json_: Json = False,
 ) -> None:
     """Build private vectors on three embedded tasks and compare all methods: a few minutes."""
@@ -68,28 +83,36 @@ def build(
     output: Annotated[Path, typer.Option("-o", "--output", help="New folder for the vector.")],
     epsilon: Annotated[float, typer.Option(help="ε, the privacy loss; 1 is a common choice.")],
     delta: Annotated[float, typer.Option(help="δ, below 1/n.")] = 1e-5,
-    public: Annotated[
-        list[Path], typer.Option(help="Public records, in a format of their own.")
-    ] = [],  # noqa: B006 - typer copies it
-    public_option: Annotated[
-        list[str], typer.Option(help="How they are read, as encoding=cp1252; DATA has its own.")
-    ] = [],  # noqa: B006
+    public: Public = [],  # noqa: B006 - typer copies it
+    public_option: PublicOption = [],  # noqa: B006
     relation: Relation = "replace_one",
     unit: Unit = None,
-    per_unit: Annotated[int, typer.Option(min=1, help="Most records of a unit that serve.")] = 1,
-    population: Annotated[
-        int | None, typer.Option(help="Public number of units, declared for add_remove.")
-    ] = None,
+    per_unit: PerUnit = 1,
+    population: Population = None,
     selection: Annotated[
         str, typer.Option(help="Heads: public (select first), released (the paper's), or all.")
     ] = "public",
+    query: Annotated[
+        str | None,
+        typer.Option(help="A chunk's query: public, or private (the paper's: one more record)."),
+    ] = None,
+    asked: AskedLater = [],  # noqa: B006
     chunks: Annotated[int | None, typer.Option(help="m; default: as many as fit.")] = None,
-    shots: Annotated[int, typer.Option(min=1, help="K, demonstrations a chunk.")] = 4,
-    clip: Annotated[float | None, typer.Option(help="One clip norm for every layer.")] = None,
+    shots: Annotated[
+        int | None, typer.Option(min=1, help="K, demonstrations a chunk; 1 or, private, 4.")
+    ] = None,
+    clip: Annotated[float | None, typer.Option(help="The clip norm.")] = None,
+    per_layer: Annotated[
+        bool, typer.Option("--per-layer", help="Clip every layer alone (the paper's).")
+    ] = False,
+    choice: Annotated[
+        float | None,
+        typer.Option(help="Part of ε for choosing what the release decodes to; 0: as it is."),
+    ] = None,
     patch: Annotated[str, typer.Option(help="prompt or every-step.")] = "every-step",
     alpha: Annotated[float, typer.Option(help="Patch strength; 1 replaces.")] = 1.0,
     instruction: Instruction = None,
-    revision: Annotated[str | None, typer.Option(help="Hub revision of the model.")] = None,
+    revision: Revision = None,
     strict: Annotated[
         bool, typer.Option(help="Refuse bad private rows (tells their numbers).")
     ] = False,
@@ -122,11 +145,14 @@ def build(
     from dpmtv.artifact import require_free
     from dpmtv.data.demonstrations import check_images, read_demonstrations, require_good
     from dpmtv.data.formats import data_file
+    from dpmtv.data.synthetic import SYNTHETIC
     from dpmtv.pipeline import build_task_vector
     from dpmtv.privacy.statement import statement
 
     one_of("selection", selection, ("public", "released", "all"))
     one_of("patch", patch, ("prompt", "every-step"))
+    if query is not None:
+        one_of("query", query, ("public", "private"))
     require_free(output)
     if no_ledger and (ledger is not None or part):
         raise UserError("--no-ledger goes with neither --ledger nor --part")
@@ -139,16 +165,13 @@ def build(
         columns=column,
         split=split,
     )
-    if set(map(data_file, data)) & set(map(data_file, public)):
+    if SYNTHETIC not in public and set(map(data_file, data)) & set(map(data_file, public)):
         raise PrivacyParameterError("the private file was given as the public one too")
     rows = read_demonstrations(data, unit=unit, format=format, **how)
     if strict:
         require_good(check_images(rows), "the private file")
-    others = None
-    if public:
-        others = read_demonstrations(public, **public_reading(public_option))
-        require_good(check_images(others), "the public file")
-    loaded = _load(model, revision=revision, instruction=instruction)
+    others = public_records(public, public_option)
+    loaded = load(model, revision=revision, instruction=instruction)
     if ledger is None and not no_ledger and (len(data) > 1 or not data[0].exists()):
         raise UserError("for several files, or data of a hub, name the ledger: --ledger FILE")
     beside = data_file(data[0])  # one data set, one ledger
@@ -173,9 +196,13 @@ def build(
             per_unit=per_unit,
             population=population,
             selection=selection,  # type: ignore[arg-type]
+            query=query,  # type: ignore[arg-type]
+            asked=asked,
             chunks=chunks,
             shots=shots,
             clip=clip,
+            per_layer=per_layer,
+            choice=choice,
             patch=patch,  # type: ignore[arg-type]
             alpha=alpha,
             allow_large_delta=allow_large_delta,
@@ -226,19 +253,32 @@ def evaluate(
     ] = ["embedded"],  # noqa: B006 - typer copies it
     model: Model = None,
     tasks: Annotated[str, typer.Option(help="Tasks of the benchmark, by comma.")] = "",
-    methods: Annotated[str, typer.Option(help="Methods, by comma.")] = (
-        "zero-shot,in-context,task vector,dp-mtv"
-    ),
-    geometries: Annotated[str, typer.Option(help="selected, all-heads, paper.")] = (
-        "selected,all-heads"
-    ),
+    public: Annotated[
+        str,
+        typer.Option(help='"synthetic" records, or tasks of public.jsonl by comma; default: all.'),
+    ] = "",
+    methods: Annotated[
+        str,
+        typer.Option(
+            help="Methods, by comma: also words listed, words enforced, words listed and enforced "
+            "(words taken as public); private words enforced, private words listed and enforced, "
+            "private words + vector, bank choice (same ε and δ); other task, pure noise."
+        ),
+    ] = "zero-shot,in-context,task vector,dp-mtv",
+    geometries: Annotated[
+        str,
+        typer.Option(help="default, selected, all-heads, paper, all-heads-public-query, …"),
+    ] = "default,all-heads",
     relations: Annotated[str, typer.Option(help="Neighbour relations.")] = "replace_one,zero_out",
     epsilons: Annotated[str, typer.Option(help='Numbers; "none" is the mean without noise.')] = (
         "0.5,1,2,4,8,none"
     ),
     delta: Annotated[float, typer.Option(help="δ.")] = 1e-5,
     chunks: Annotated[str, typer.Option(help="Values of m, by comma.")] = "100",
-    shots: Annotated[int, typer.Option(help="K.")] = 4,
+    records: Annotated[
+        str, typer.Option(help="Private records, by comma: as many chunks as they give.")
+    ] = "",
+    shots: Annotated[int, typer.Option(min=1, help="K, where the query is private.")] = 4,
     draws: Annotated[int, typer.Option(min=1, help="Draws of records and noise.")] = 20,
     n_test: Annotated[int, typer.Option(min=1, help="Test queries a task.")] = 100,
     patch: Annotated[str, typer.Option(help="prompt or every-step.")] = "every-step",
@@ -271,11 +311,12 @@ def evaluate(
             columns=column,
             split=split,
         )
-        records = _test_records(benchmark, format=format, **how)
-        rows = _evaluate_vector(Path(target), records, model, max_new_tokens)
+        test = _test_records(benchmark, format=format, **how)
+        rows = _evaluate_vector(Path(target), test, model, max_new_tokens)
     else:
         from dpmtv.evaluation.benchmark import load_benchmark
-        from dpmtv.evaluation.runner import GEOMETRIES, METHODS, Settings, evaluate_benchmark
+        from dpmtv.evaluation.runner import evaluate_benchmark
+        from dpmtv.evaluation.settings import GEOMETRIES, METHODS, Settings
 
         one_of("patch", patch, ("prompt", "every-step"))
         settings = Settings(
@@ -285,6 +326,7 @@ def evaluate(
             epsilons=_numbers(epsilons),
             delta=delta,
             chunks=_integers("chunks", chunks),
+            records=_integers("records", records) if records else (),
             shots=shots,
             draws=draws,
             n_test=n_test,
@@ -293,10 +335,15 @@ def evaluate(
         )
         if len(benchmark) > 1:
             raise UserError("one benchmark folder at a time")
-        loaded = load_benchmark(benchmark[0], [t for t in tasks.split(",") if t], sealed=sealed)
+        loaded = load_benchmark(
+            benchmark[0],
+            [t for t in tasks.split(",") if t],
+            sealed=sealed,
+            public="synthetic" if public == "synthetic" else [t for t in public.split(",") if t],
+        )
         with progress_bars() as progress:
             rows, _ = evaluate_benchmark(
-                _load(target),
+                load(target),
                 loaded,
                 settings,
                 name=target if target == "embedded" or "/" not in target else Path(target).name,
@@ -340,14 +387,15 @@ def _evaluate_vector(
     folder: Path, records: Sequence[Demonstration], model: str | None, most: int | None
 ) -> list[dict[str, Any]]:
     from dpmtv.artifact import TaskVector
-    from dpmtv.evaluation.runner import evaluate_vector
+    from dpmtv.evaluation.rows import evaluate_vector
 
     vector = TaskVector.from_pretrained(folder)
     loaded = _model_of(vector, model, most)
     return evaluate_vector(loaded, vector, records, command=_as_typed())
 
 
-def _load(name: str, **options: Any) -> VisionLanguageModel:
+def load(name: str, **options: Any) -> VisionLanguageModel:
+    """The model of that name, without the bars and warnings of its library."""
     from dpmtv.models.adapters import load_model
 
     _quiet_transformers()
@@ -373,8 +421,8 @@ def _model_of(vector: TaskVector, name: str | None, most: int | None) -> VisionL
         options["max_new_tokens"] = most
     if name is not None or made_for.id is not None:
         revision = made_for.revision if name is None else None
-        return _load(name or str(made_for.id), revision=revision, **options)
-    model = _load("embedded", **options)
+        return load(name or str(made_for.id), revision=revision, **options)
+    model = load("embedded", **options)
     if model.identity != made_for:
         raise ArtifactError("the vector was made for a model in a local folder; name it: --model")
     return model

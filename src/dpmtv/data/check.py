@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpmtv.data.chunks import units_in_a_chunk
 from dpmtv.data.images import UnreadableImage, load_image, missing_extra
 from dpmtv.data.rows import BadRow
 from dpmtv.data.turns import is_text
@@ -26,11 +25,10 @@ if TYPE_CHECKING:
 
 Place = tuple[int, int]
 
-_SHOTS = (4, 2, 1)
 _ENOUGH_CHUNKS = 100  # as docs/results.md measures; the noise on the mean grows as 1/m
 _LONGEST_NAME = 40
 _MOST_FIELDS = 5
-_LARGE_UNIT = 5  # more records of one person hardly help: K = 4 demonstrations and a query
+_LARGE_UNIT = 4  # more records of one person hardly help
 
 
 @dataclass(frozen=True)
@@ -242,15 +240,10 @@ def _suggestions(report: DataReport, unit: str | None) -> Iterator[str]:
         per_unit = min(_LARGE_UNIT, int(report.per_unit.median))
     if not report.good:
         return
-    sizes = {shots: n // units_in_a_chunk(shots, per_unit) for shots in _SHOTS}
-    shots = next((k for k, m in sizes.items() if m >= _ENOUGH_CHUNKS), _SHOTS[-1])
-    chunks = sizes[shots]
-    if chunks < 1:
-        yield "There are too few for one chunk of a demonstration and a query."
-        return
-    options = f"--shots {shots} --chunks {chunks}" + (f" --per-unit {per_unit}" * (per_unit > 1))
-    yield f"With these {n} {'units' if report.units is not None else 'records'}: {options}."
-    if chunks < _ENOUGH_CHUNKS:
+    what = "units" if report.units is not None else "records"
+    options = f"--shots {per_unit} --per-unit {per_unit}" if per_unit > 1 else "the defaults"
+    yield f"With these {n} {what}: {options}, for {n} chunks with public queries."
+    if n < _ENOUGH_CHUNKS:
         yield (
             "Few chunks: at ε = 1 expect little of the vector to survive the noise, and weigh a "
             "larger ε or more records."

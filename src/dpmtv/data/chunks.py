@@ -35,21 +35,21 @@ def rows_of_units(rows: Sequence[Row], named: bool) -> list[tuple[str | None, li
     return [(None, [row]) for row in rows]
 
 
-def units_in_a_chunk(shots: int, per_unit: int) -> int:
-    """How many units fill K demonstrations and a query, at ``per_unit`` records each."""
-    return math.ceil((shots + 1) / per_unit)
+def units_in_a_chunk(size: int, per_unit: int) -> int:
+    """How many units fill a chunk of ``size`` records, at ``per_unit`` records each."""
+    return math.ceil(size / per_unit)
 
 
 def form_chunks(
     units: Sequence[tuple[str | None, list[Row]]],
     *,
     chunks: int,
-    shots: int,
+    size: int,
     per_unit: int,
     key: bytes,
     by_id: bool,
 ) -> list[list[Row]]:
-    """Cut the units into m chunks of at most K + 1 rows.
+    """Cut the units into m chunks of at most ``size`` rows.
 
     *Guarantee.* All rows of a unit that serve stand in one chunk. Which one is decided by the
     unit's slot (`partition`), or by its id (``by_id``, `assign_by_id`); which rows serve, inside
@@ -60,12 +60,12 @@ def form_chunks(
     |---|---|
     | a unit has more than ``per_unit`` rows | that many are chosen by keyed hash |
     | a unit has fewer | the chunk has fewer rows; nobody fills in |
-    | units of a chunk bring more than K + 1 rows | the first K + 1 |
+    | units of a chunk bring more than ``size`` rows | the first ``size`` |
 
     Args:
         units: id and rows of each unit; slots are places in this list.
         chunks: m.
-        shots: K.
+        size: rows of a chunk: K demonstrations, and one more if its query is private.
         per_unit: most rows of a unit that serve.
         key: of the partition.
         by_id: ids decide instead of slots.
@@ -73,12 +73,12 @@ def form_chunks(
     if by_id:
         members = assign_by_id([str(name) for name, _ in units], chunks, key)
     else:
-        members = partition(len(units), chunks, units_in_a_chunk(shots, per_unit), key)
+        members = partition(len(units), chunks, units_in_a_chunk(size, per_unit), key)
     return [
         [
             units[place][1][row]
             for place in chunk
             for row in choose(len(units[place][1]), per_unit, key)
-        ][: shots + 1]
+        ][:size]
         for chunk in members
     ]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from dpmtv.data.demonstrations import read_demonstrations, require_good
 from dpmtv.errors import DataError
@@ -39,14 +39,18 @@ class BenchmarkTask:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """Tasks and the public records of other rules."""
+    """Tasks and the public records of other rules, or the word for generated ones."""
 
     tasks: tuple[BenchmarkTask, ...]
-    public: list[Demonstration]
+    public: list[Demonstration] | Literal["synthetic"]
 
 
 def load_benchmark(
-    folder: Path | str, names: Sequence[str] = (), *, sealed: bool = False
+    folder: Path | str,
+    names: Sequence[str] = (),
+    *,
+    sealed: bool = False,
+    public: Literal["synthetic"] | Sequence[str] = (),
 ) -> Benchmark:
     """Read a benchmark folder; ``"embedded"`` is the one that comes with the package.
 
@@ -55,6 +59,8 @@ def load_benchmark(
         names: the tasks wanted, all by default.
         sealed: test on ``sealed.jsonl``, which is for figures to be published: nothing may be
             chosen on it.
+        public: ``"synthetic"`` in place of the folder's ``public.jsonl``, or the tasks of that
+            file that are wanted, all by default.
 
     Raises:
         DataError: a file is missing or has bad rows, or a task does not exist.
@@ -84,4 +90,15 @@ def load_benchmark(
             group=groups.get(name, ""),
         )
 
-    return Benchmark(tuple(task(n) for n in names or found), read(root / "public.jsonl"))
+    tasks = tuple(task(n) for n in names or found)
+    if public == "synthetic":
+        return Benchmark(tasks, "synthetic")
+    known = read(root / "public.jsonl")
+    there = {record.task for record in known}
+    absent = sorted(set(public) - there)
+    if absent:
+        raise DataError(
+            f"public.jsonl has no task {', '.join(absent)}; there are "
+            f"{', '.join(sorted(str(task) for task in there))}"
+        )
+    return Benchmark(tasks, [r for r in known if not public or r.task in public])

@@ -12,12 +12,8 @@ from typing import TYPE_CHECKING, Any
 from dpmtv.evaluation.benchmark import load_benchmark
 from dpmtv.evaluation.metrics import exact_match
 from dpmtv.evaluation.report import write_report
-from dpmtv.evaluation.runner import (
-    METHODS,
-    Settings,
-    chunk_pool,
-    evaluate_benchmark,
-)
+from dpmtv.evaluation.runner import chunk_pool, evaluate_benchmark
+from dpmtv.evaluation.settings import METHODS, Settings
 from dpmtv.models.adapters import load_model
 from dpmtv.pipeline import build_task_vector
 from dpmtv.privacy.statement import statement
@@ -27,14 +23,15 @@ if TYPE_CHECKING:
     from dpmtv.artifact import TaskVector
     from dpmtv.evaluation.benchmark import Benchmark, BenchmarkTask
     from dpmtv.models.adapters import VisionLanguageModel
-    from dpmtv.pipeline import Progress
+    from dpmtv.public_tasks import Progress
 
 DEMO_TASKS = ("digit-roman", "color-gem", "shape-spanish")
 SETTINGS = Settings(
     methods=METHODS[:4],
-    geometries=("selected",),
-    epsilons=(0.5, 1.0, 2.0, 4.0, 8.0),
-    draws=10,
+    geometries=("default",),
+    relations=("replace_one",),
+    epsilons=(0.5, 1.0, 2.0, 8.0),
+    draws=5,
     n_test=60,
 )
 EPSILON, DELTA = 1.0, 1e-5
@@ -72,7 +69,7 @@ def run_demo(folder: Path, settings: Settings, progress: Progress) -> Demo:
                 delta=DELTA,
                 public=benchmark.public,
                 chunks=max(settings.chunks),
-                shots=settings.shots,
+                asked=sorted({r.question for r in task.test}),
                 patch=settings.patch,
                 search_steps=settings.search_steps,
                 progress=progress,
@@ -116,7 +113,7 @@ def _examples(
     examples = []
     for task in benchmark.tasks:
         records = task.test[:_EXAMPLES]
-        answers = _answers(model, task, demo.vectors[task.name], s)
+        answers = _answers(model, benchmark, task, demo.vectors[task.name], s)
         for place, record in enumerate(records):
             given = {label: texts[place] for label, texts in answers.items()}
             examples.append(
@@ -138,12 +135,17 @@ def _examples(
 
 
 def _answers(
-    model: VisionLanguageModel, task: BenchmarkTask, vector: TaskVector, s: Settings
+    model: VisionLanguageModel,
+    benchmark: Benchmark,
+    task: BenchmarkTask,
+    vector: TaskVector,
+    s: Settings,
 ) -> dict[str, list[str]]:
     records = task.test[:_EXAMPLES]
     queries = model.prepare([r.query for r in records])
     shown = tuple(task.private[: s.shots])
-    bare = chunk_pool(model, task, max(s.chunks), s.shots).mean(0)
+    public = [record for record in benchmark.public if not isinstance(record, str)]
+    bare = chunk_pool(model, public, task, max(s.chunks), s.size("public"), "public").mean(0)
     result = {
         "zero-shot": model.generate(queries),
         f"{s.shots}-shot in context": model.generate([Prompt(shown, r.query) for r in records]),

@@ -12,98 +12,55 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dpmtv.data.demonstrations import require_good
 from dpmtv.data.partition import partition
-from dpmtv.data.prompts import chunk_prompt
 from dpmtv.errors import DataError
-from dpmtv.evaluation.metrics import EXACT_MATCH, exact_match
-from dpmtv.models.extraction import chunk_activations
-from dpmtv.pipeline import (
-    SEARCH_STEPS,
-    SHOTS,
+from dpmtv.evaluation.metrics import exact_match
+from dpmtv.evaluation.rivals import Rivals, with_words
+from dpmtv.evaluation.rows import result_rows
+from dpmtv.evaluation.settings import (
+    CONTROLS,
+    GEOMETRIES,
+    NO_RECORDS,
+    RIVALS,
+    UNCLIPPED,
+    Recipe,
+    Setting,
+    Settings,
+)
+from dpmtv.models.atoms import candidate_vectors
+from dpmtv.models.mask_loss import MaskLoss
+from dpmtv.models.synthetic import public_records
+from dpmtv.pipeline import calibrate_for, relative_noise, weight_steps
+from dpmtv.privacy.choice import clipped_scores, exponential_mechanism
+from dpmtv.privacy.mechanisms import clipped_mean
+from dpmtv.public_tasks import (
     PublicTask,
-    calibrate_for,
+    public_queries,
     public_tasks,
+    public_values,
     release_geometry,
     select_heads,
 )
-from dpmtv.privacy.mechanisms import clipped_mean
-from dpmtv.types import Prompt, Query
+from dpmtv.types import BoundedRangeEvent, Prompt
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from jaxtyping import Float
 
-    from dpmtv.artifact import TaskVector
     from dpmtv.evaluation.benchmark import Benchmark, BenchmarkTask
+    from dpmtv.geometry import ReleaseGeometry
     from dpmtv.models.adapters import VisionLanguageModel
-    from dpmtv.pipeline import PatchMode, Progress
+    from dpmtv.models.atoms import Shown
+    from dpmtv.pipeline import QueryMode
+    from dpmtv.public_tasks import Progress
     from dpmtv.types import Demonstration
 
     Row = dict[str, Any]
 
-SELECTED = "selected heads, clip per layer"
-UNCLIPPED = "selected heads, no clip"
-ALL_HEADS = "all heads, clip per layer, public mask"
-PAPER = "all heads, clip per layer, mask from the release"
-GEOMETRIES = {"selected": SELECTED, "all-heads": ALL_HEADS, "paper": PAPER}
-# The second three know the task's true answer words, which are taken to be public: listed in the
-# question, or alone allowed in decoding, or both. The last two should stay near zero-shot.
-METHODS = (
-    *("zero-shot", "in-context", "task vector", "dp-mtv"),
-    *("words listed", "words enforced", "words listed and enforced"),
-    *("other task", "pure noise"),
-)
-_KNOWN_WORDS = METHODS[4:7]
-_CONTROLS = METHODS[7:]
-_NO_RECORDS = ("zero-shot", *_KNOWN_WORDS)
-EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0)
-RELATIONS = ("replace_one", "zero_out")
-MEAN = "mean"  # task column of a row over all tasks; "mean of GROUP" for those of a group
+
 FORMATIONS = 5  # times that the records of a task are cut into chunks
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What is measured. Sizes are public choices.
-
-    Args:
-        methods: of METHODS.
-        geometries: of GEOMETRIES, for "dp-mtv" and the controls.
-        relations: neighbour relations.
-        epsilons: privacy levels; None for the clipped mean without noise.
-        delta: δ of each release.
-        chunks: values of m; each setting is measured at every one.
-        shots: K.
-        draws: repetitions, each with its own choice of chunks and its own noise.
-        n_test: queries a task.
-        patch: patch mode.
-        search_steps: steps of each head search.
-    """
-
-    methods: tuple[str, ...] = METHODS[:4]
-    geometries: tuple[str, ...] = ("selected", "all-heads")
-    relations: tuple[str, ...] = RELATIONS
-    epsilons: tuple[float | None, ...] = (*EPSILONS, None)
-    delta: float = 1e-5
-    chunks: tuple[int, ...] = (100,)
-    shots: int = SHOTS
-    draws: int = 20
-    n_test: int = 100
-    patch: PatchMode = "every-step"
-    search_steps: int = SEARCH_STEPS
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What one group of scores has in common; the columns of a result row that name it."""
-
-    method: str
-    geometry: str | None = None
-    relation: str | None = None
-    epsilon: float | None = None
-    coordinates: int = 0
-    m: int | None = None
 
 
 @dataclass
@@ -113,13 +70,42 @@ class Study:
     model: VisionLanguageModel
     benchmark: Benchmark
     settings: Settings
-    heads: np.ndarray
-    public: list[PublicTask]
+    records: list[Demonstration]  # the public ones
+    public: dict[QueryMode, list[PublicTask]]  # by the query that private chunks have
+    heads: dict[QueryMode, np.ndarray]
     scores: dict[Setting, dict[str, list[tuple[float, float]]]] = field(
         default_factory=lambda: defaultdict(lambda: defaultdict(list))
     )  # exact match, and share of answers that are one of the task's wanted ones
     words: dict[str, list[str]] = field(default_factory=dict)  # the wanted answers of each task
-    pools: dict[tuple[str, int], np.ndarray] = field(default_factory=dict)
+    pools: dict[tuple[str, QueryMode, int], np.ndarray] = field(default_factory=dict)
+    geometries: dict[tuple[str, float | None], ReleaseGeometry] = field(default_factory=dict)
+    shown: dict[tuple[str, ...], Shown] = field(default_factory=dict)  # by the questions asked
+
+    @property
+    def first(self) -> QueryMode:
+        """How the vector without noise forms its chunks."""
+        return GEOMETRIES[self.settings.geometries[0]].query
+
+    def geometry(self, name: str, m: int, relation: str, epsilon: float | None) -> ReleaseGeometry:
+        """A recipe's geometry; with learned weights it is another one for each level of noise."""
+        recipe, noise = GEOMETRIES[name], None
+        if recipe.learned:
+            noise = 0.0
+            if epsilon is not None:
+                level = (epsilon, self.settings.delta, relation, m)
+                noise = relative_noise(self.model.layout, *level, picks(recipe, epsilon))
+        if (name, noise) not in self.geometries:
+            heads = self.heads[recipe.query]
+            self.geometries[name, noise] = release_geometry(
+                self.model,
+                heads if recipe.selected else np.ones_like(heads),
+                self.public[recipe.query],
+                per_layer=recipe.per_layer,
+                noise=noise,
+                patch=self.settings.patch,
+                steps=weight_steps(self.settings.search_steps),
+            )
+        return self.geometries[name, noise]
 
 
 def evaluate_benchmark(
@@ -143,54 +129,92 @@ def evaluate_benchmark(
 
     Raises:
         DataError: a task has too few records.
+        ModelError: no heads are found on generated public records.
     """
     for task in benchmark.tasks:
         if len(task.test) < settings.n_test:
             raise DataError(f"{task.name} has {len(task.test)} test records, not {settings.n_test}")
-    public = public_tasks(model, benchmark.public, settings.shots, progress)
-    heads = select_heads(model, public, settings.patch, settings.search_steps, progress).heads
-    study = Study(model, benchmark, settings, heads, public)
+    records, check = public_records(model, benchmark.public, settings.shots, progress)
+    records = require_good(records or (), "the public file")
+    public, heads = {}, {}
+    for query in dict.fromkeys(GEOMETRIES[name].query for name in settings.geometries):
+        known = public_tasks(model, records, settings.k(query), query == "private", progress)
+        found = select_heads(model, known, settings.patch, settings.search_steps, progress, check)
+        public[query], heads[query] = known, found.heads
+    study = Study(model, benchmark, settings, records, public, heads)
     total = settings.draws * len(benchmark.tasks)
     for place, task in enumerate(benchmark.tasks):
         measure = _Measure(study, task)
         for draw in range(settings.draws):
             measure.draw(draw)
             progress("draws", place * settings.draws + draw + 1, total)
-    return list(_rows(study, name, command)), heads
+    return list(result_rows(study, name, command)), heads[study.first]
 
 
 def chunk_pool(
-    model: VisionLanguageModel, task: BenchmarkTask, size: int, shots: int, formation: int = 0
+    model: VisionLanguageModel,
+    public: Sequence[Demonstration],
+    task: BenchmarkTask,
+    chunks: int,
+    size: int,
+    query: QueryMode,
+    formation: int = 0,
 ) -> Float[np.ndarray, "chunks coordinates"]:
-    """Activations of ``size`` disjoint chunks, without clip or noise: NOT PRIVATE.
+    """Activations of disjoint chunks, without clip or noise: NOT PRIVATE.
 
     Args:
         model: the model.
+        public: where public queries come from; the task's own questions are taken as public.
         task: whose records are cut.
-        size: number of chunks.
-        shots: K.
+        chunks: how many.
+        size: records of each.
+        query: whose question ends a chunk's prompt.
         formation: which of many ways to cut.
 
     Raises:
         DataError: too few records, or an image that cannot be read.
     """
-    slots = partition(len(task.private), size, shots + 1, b"formation %d" % formation)
-    prompts = [chunk_prompt([task.private[i] for i in chunk]) for chunk in slots]
-    rows = [a for a in chunk_activations(model, prompts) if a is not None]
-    if len(rows) < size:
-        raise DataError(f"{task.name}: an image cannot be read")
-    return np.stack(rows)
+    queries = []
+    if query == "public":
+        queries = public_queries(public, sorted({r.question for r in task.test}))
+    slots = partition(len(task.private), chunks, size, _formation_key(formation))
+    rows = [[task.private[i] for i in chunk] for chunk in slots]
+    return public_values(model, rows, queries)
 
 
-def _draw_activations(study: Study, task: BenchmarkTask, draw: int, m: int) -> np.ndarray:
+def _draw_activations(
+    study: Study, task: BenchmarkTask, query: QueryMode, draw: int, m: int
+) -> np.ndarray:
     """Take m chunks at random out of one of the formations; a chunk's pass serves several draws."""
-    s, key = study.settings, (task.name, draw % FORMATIONS)
+    size = study.settings.size(query)
+    chunks, formation = _pool_of(study.settings, task, query, draw)
+    key = (task.name, query, formation)
     if key not in study.pools:
-        full, draws_each = len(task.private) // (s.shots + 1), -(-s.draws // FORMATIONS)
-        size = max(max(s.chunks), min(full, draws_each * max(s.chunks)))
-        study.pools[key] = chunk_pool(study.model, task, size, s.shots, key[1])
-    pool = study.pools[key]
-    return pool[list(partition(len(pool), 1, m, _draw_key(draw))[0])]
+        study.pools[key] = chunk_pool(
+            study.model, study.records, task, chunks, size, query, formation
+        )
+    return study.pools[key][list(partition(chunks, 1, m, _draw_key(draw))[0])]
+
+
+def _draw_records(
+    s: Settings, task: BenchmarkTask, query: QueryMode, draw: int, m: int
+) -> list[int]:
+    """The records of the chunks that `_draw_activations` takes, by their place."""
+    chunks, formation = _pool_of(s, task, query, draw)
+    slots = partition(len(task.private), chunks, s.size(query), _formation_key(formation))
+    return [i for c in partition(chunks, 1, m, _draw_key(draw))[0] for i in slots[c]]
+
+
+def _pool_of(s: Settings, task: BenchmarkTask, query: QueryMode, draw: int) -> tuple[int, int]:
+    """How many chunks are cut for a draw to choose from, and in which of the formations."""
+    size = s.size(query)
+    formations = FORMATIONS if size > 1 else 1
+    full, most = len(task.private) // size, max(s.sizes(query))
+    return max(most, min(full, -(-s.draws // formations) * most)), draw % formations
+
+
+def _formation_key(formation: int) -> bytes:
+    return b"formation %d" % formation
 
 
 def _draw_key(draw: int) -> bytes:
@@ -213,15 +237,17 @@ class _Measure:
         self.most = 2 + max(lengths)
         self.queries = model.prepare([r.query for r in self.test])
         self.other = _disjoint_task(task, study.benchmark)
-        geometries = {
-            name: release_geometry(
-                model,
-                study.heads if name == "selected" else np.ones_like(study.heads),
-                study.public,
-            )
-            for name in study.settings.geometries
-        }
-        self.geometries = geometries
+        self.asked: dict[str, MaskLoss] = {}  # private records of a task, zero-shot
+        first = study.first
+        self.rivals = Rivals(
+            model=model,
+            test=[r.query for r in self.test],
+            records=task.private,
+            bank=[known.vector for known in study.public[first]],
+            heads=study.heads[first],
+            patch=study.settings.patch,
+            most=self.most,
+        )
 
     def _note(self, setting: Setting, answers: Sequence[str]) -> None:
         score = exact_match(answers, self.wanted)
@@ -238,44 +264,84 @@ class _Measure:
             self._without_records()
         if "in-context" in s.methods:
             prompts = _in_context(self.task, s, draw)
-            self._note(Setting("in-context"), model.generate(model.prepare(prompts), self.most))
-        if {"task vector", "dp-mtv", *_CONTROLS}.isdisjoint(s.methods):
+            setting = Setting("in-context", K=s.shots, records=s.shots)
+            self._note(setting, model.generate(model.prepare(prompts), self.most))
+        for m in s.sizes(self.study.first):
+            self._rivals(draw, m)
+        if {"task vector", "dp-mtv", *CONTROLS}.isdisjoint(s.methods):
             return
-        for m in s.chunks:
-            chunks = _draw_activations(self.study, self.task, draw, m)
-            if "task vector" in s.methods:
-                size = int(model.layout.coordinates(self.study.heads).sum())
-                setting = Setting("task vector", UNCLIPPED, coordinates=size, m=m)
-                self._patched(setting, chunks.mean(0), self.study.heads)
-            for name in s.geometries:
-                self._releases(name, chunks, draw, m)
+        if "task vector" in s.methods:
+            heads, query = self.study.heads[self.study.first], self.study.first
+            size = int(model.layout.coordinates(heads).sum())
+            for m in s.sizes(query):
+                chunks = _draw_activations(self.study, self.task, query, draw, m)
+                setting = self._setting("task vector", UNCLIPPED, query, m, size)
+                self._patched(setting, chunks.mean(0), heads)
+        for name in s.geometries:
+            for m in s.sizes(GEOMETRIES[name].query):
+                self._releases(name, draw, m)
+
+    def _setting(
+        self, method: str, words: str, query: QueryMode, m: int, size: int, *level: Any
+    ) -> Setting:
+        s = self.study.settings
+        relation, epsilon = level or (None, None)
+        records = 0 if method == "pure noise" else m * s.size(query)
+        return Setting(method, words, relation or None, epsilon, size, m, s.k(query), records)
 
     def _without_records(self) -> None:
         """Zero-shot, and its variants that know the answer words."""
         s, model = self.study.settings, self.study.model
         words = self.words
-        listed = [Query(r.image, f"{r.question} One of: {', '.join(words)}.") for r in self.test]
+        listed = with_words([r.query for r in self.test], words)
         for method in s.methods:
-            if method not in _NO_RECORDS:
+            if method not in NO_RECORDS:
                 continue
             queries = model.prepare(listed) if "listed" in method else self.queries
             allowed = words if "enforced" in method else ()
             self._note(Setting(method), model.generate(queries, self.most, allowed))
 
-    def _releases(self, name: str, chunks: np.ndarray, draw: int, m: int) -> None:
+    def _rivals(self, draw: int, m: int) -> None:
+        """Other private uses of the records of m chunks, formed as the first geometry does."""
+        s, query = self.study.settings, self.study.first
+        wanted = [method for method in RIVALS if method in s.methods]
+        if not wanted:
+            return
+        drawn = _draw_records(s, self.task, query, draw, m)
+        for relation, epsilon in _levels(s, ""):
+            # Where a chunk of several records vanishes, no rival bounds what goes with it.
+            if epsilon is None or (relation == "zero_out" and s.size(query) > 1):
+                continue
+            for method in wanted:
+                words, size, beside = None, 0, None
+                if method == "private words + vector":
+                    words = GEOMETRIES[s.geometries[0]].words
+                    geometry = self.study.geometry(s.geometries[0], m, relation, epsilon)
+                    size = sum(geometry.block_sizes)
+                    beside = geometry, _draw_activations(self.study, self.task, query, draw, m)
+                answers = self.rivals.answers(method, drawn, beside, epsilon, s.delta, relation)
+                setting = Setting(
+                    *(method, words, relation, epsilon, size, m),
+                    *(s.k(query) if size else 0, len(drawn)),
+                )
+                self._note(setting, answers)
+
+    def _releases(self, name: str, draw: int, m: int) -> None:
         """One geometry: the release and the controls, at every level."""
-        s, geometry = self.study.settings, self.geometries[name]
-        values: dict[str, list[Any]] = {
-            "dp-mtv": [geometry.to_release(a) for a in chunks],
-            "pure noise": [None] * m,
-        }
-        if self.other is not None and "other task" in s.methods:
-            rows = _draw_activations(self.study, self.other, draw, m)
-            values["other task"] = [geometry.to_release(a) for a in rows]
-        for method, coordinates in values.items():
+        s, recipe = self.study.settings, GEOMETRIES[name]
+        used = {"pure noise": None, "dp-mtv": self.task, "other task": self.other}
+        if self.other is None:
+            del used["other task"]
+        for method, task in used.items():
             if method not in s.methods:
                 continue
+            rows: Iterable[np.ndarray] = ()
+            if task is not None:
+                rows = _draw_activations(self.study, task, recipe.query, draw, m)
             for relation, epsilon in _levels(s, method):
+                geometry = self.study.geometry(name, m, relation, epsilon)
+                coordinates: list[np.ndarray | None] = [geometry.to_release(a) for a in rows]
+                coordinates = coordinates or [None] * m
                 if epsilon is None:
                     release = clipped_mean(
                         coordinates,
@@ -284,14 +350,58 @@ class _Measure:
                         block_sizes=geometry.block_sizes,
                     )
                 else:
-                    mechanism = calibrate_for(geometry, epsilon, s.delta, relation, m)
+                    beside = picks(recipe, epsilon)
+                    mechanism = calibrate_for(geometry, epsilon, s.delta, relation, m, beside)
                     release = mechanism.release(coordinates)
-                vector, heads = geometry.from_release(release.value), self.study.heads
-                if name == "paper":
+                vector, heads = geometry.from_release(release.value), self.study.heads[recipe.query]
+                if epsilon is not None and recipe.choice:
+                    drawn = _draw_records(s, task, recipe.query, draw, m) if task else []
+                    found = (geometry, release.value, mechanism.event.sigma, heads)
+                    vector = self._chosen(task, drawn, found, beside[0].range)
+                if recipe.mask_from_release:
                     heads = _mask_from_release(self.study, self.task, vector)
-                size = len(release.value)
-                setting = Setting(method, GEOMETRIES[name], relation or None, epsilon, size, m)
+                level = (relation, epsilon)
+                setting = self._setting(
+                    method, recipe.words, recipe.query, m, len(release.value), *level
+                )
                 self._patched(setting, vector, heads)
+
+    def _chosen(
+        self,
+        task: BenchmarkTask | None,
+        drawn: Sequence[int],
+        release: tuple[ReleaseGeometry, np.ndarray, float, np.ndarray],
+        range_: float,
+    ) -> np.ndarray:
+        """As `choose_decoded`, with passes kept from draw to draw."""
+        study, asked = self.study, sorted({r.question for r in self.task.test})
+        options = candidate_vectors(
+            *(study.model, *release, study.records, public_queries(study.records, asked), asked),
+            patch=study.settings.patch,
+            shown=study.shown.setdefault(tuple(asked), {}),
+        )
+        scores = np.zeros((len(drawn), len(options)))
+        if task is not None and len(options) > 1:
+            if task.name not in self.asked:
+                self.asked[task.name] = MaskLoss(
+                    study.model,
+                    [Prompt((), r.query) for r in task.private],
+                    [r.answer for r in task.private],
+                    [],
+                    study.settings.patch,
+                )
+            loss = self.asked[task.name]
+            scores = np.stack([loss.right(options, release[3], i) for i in drawn]).astype(float)
+        sums = clipped_scores(scores, bound=1.0, levels=1)
+        chosen: np.ndarray = options[
+            exponential_mechanism(sums, sensitivity=1, range_=range_).index
+        ]
+        return chosen
+
+
+def picks(recipe: Recipe, epsilon: float) -> tuple[BoundedRangeEvent, ...]:
+    """What a recipe chooses privately beside the release."""
+    return (BoundedRangeEvent(recipe.choice * epsilon, 1),) if recipe.choice else ()
 
 
 def _levels(s: Settings, method: str) -> Iterator[tuple[str, float | None]]:
@@ -334,127 +444,3 @@ def _disjoint_task(task: BenchmarkTask, benchmark: Benchmark) -> BenchmarkTask |
     ]
     same = [o for o in others if not questions.isdisjoint({r.question for r in o.test})]
     return next(iter(same or others), None)
-
-
-def _rows(study: Study, name: str, command: str) -> Iterator[Row]:
-    s, benchmark = study.settings, study.benchmark
-    groups = {task.name: [task.name] for task in benchmark.tasks}
-    several = len({task.group for task in benchmark.tasks}) > 1
-    for task in benchmark.tasks:
-        if task.group and several:
-            groups.setdefault(f"{MEAN} of {task.group}", []).append(task.name)
-    groups[MEAN] = [task.name for task in benchmark.tasks]
-    best_m = max(s.chunks)
-    best = next((k for k in study.scores if k.method == "task vector" and k.m == best_m), None)
-
-    def baseline(setting: Setting | None, tasks: Sequence[str]) -> float | None:
-        if setting not in study.scores:
-            return None
-        return float(np.mean([np.mean(study.scores[setting][t], axis=0)[0] for t in tasks]))
-
-    for setting, by_task in list(study.scores.items()):
-        for place, tasks in groups.items():
-            columns = [t for t in tasks if by_task[t]]
-            if not columns:
-                continue
-            values, known = np.mean([by_task[t] for t in columns], axis=0).T
-            zero, high = baseline(Setting("zero-shot"), columns), baseline(best, columns)
-            yield {
-                "table": f"benchmark, patched {s.patch}",
-                "task": place,
-                "method": setting.method,
-                "geometry": setting.geometry,
-                "relation": setting.relation,
-                "epsilon": setting.epsilon,
-                "delta": None if setting.epsilon is None else s.delta,
-                "records": _records(setting, s),
-                "m": setting.m,
-                "K": 0 if setting.method in _NO_RECORDS else s.shots,
-                "coordinates": setting.coordinates,
-                "draws": len(values),
-                "n_test": s.n_test,
-                "mean": float(np.mean(values)),
-                "se": float(np.std(values, ddof=1) / np.sqrt(len(values)))
-                if len(values) > 1
-                else None,
-                "gain": _gain(float(np.mean(values)), zero, high),
-                "chance": float(np.mean([1 / len(study.words[t]) for t in columns])),
-                "in_words": float(np.mean(known)),
-                "metric": EXACT_MATCH,
-                "model": name,
-                "prompt": study.model.prompt_template_sha256[:12],
-                "command": command,
-                "private": setting.epsilon is not None
-                or setting.method in (*_NO_RECORDS, "pure noise"),
-            }
-
-
-def _records(setting: Setting, s: Settings) -> int:
-    """Records that play the private role in one answer."""
-    if setting.method in (*_NO_RECORDS, "pure noise"):
-        return 0
-    return s.shots if setting.m is None else setting.m * (s.shots + 1)
-
-
-def _gain(value: float, low: float | None, high: float | None) -> float | None:
-    """(x − zero-shot) / (vector without noise − zero-shot), on the same tasks."""
-    if low is None or high is None or high <= low:
-        return None
-    return (value - low) / (high - low)
-
-
-def evaluate_vector(
-    model: VisionLanguageModel,
-    vector: TaskVector,
-    test: Sequence[Demonstration],
-    *,
-    command: str,
-) -> list[Row]:
-    """Two rows: zero-shot, and with the vector. Using a vector costs no further privacy.
-
-    Args:
-        model: the model the vector was made for.
-        vector: the released vector.
-        test: queries with wanted answers.
-        command: what reproduces the rows.
-    """
-    queries = model.prepare([r.query for r in test])
-    wanted = [r.accepted or r.answer for r in test]
-    zero = exact_match(model.generate(queries), wanted)
-    with vector.applied(model):
-        patched = exact_match(model.generate(queries), wanted)
-    privacy = vector.certificate.privacy
-    noiseless = privacy.delta is None
-    common = {
-        "table": "vector",
-        "task": "test file",
-        "draws": 1,
-        "n_test": len(test),
-        "se": None,
-        "gain": None,
-        "chance": None,
-        "in_words": None,
-        "metric": EXACT_MATCH,
-        "model": model.identity.id or model.identity.architecture,
-        "prompt": model.prompt_template_sha256[:12],
-        "command": command,
-    }
-    absent = dict.fromkeys(("geometry", "relation", "epsilon", "delta", "records", "m"))
-    return [
-        {**common, **absent, "method": "zero-shot", "K": 0, "coordinates": 0}
-        | {"mean": zero, "private": True},
-        {
-            **common,
-            "method": "task vector" if noiseless else "dp-mtv",
-            "geometry": None,
-            "relation": None if noiseless else str(privacy.relation),
-            "epsilon": None if noiseless else privacy.epsilon,
-            "delta": privacy.delta,
-            "records": privacy.chunks * (privacy.shots + 1),
-            "m": privacy.chunks,
-            "K": privacy.shots,
-            "coordinates": sum(privacy.block_sizes),
-            "mean": patched,
-            "private": not noiseless,
-        },
-    ]

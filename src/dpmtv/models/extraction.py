@@ -7,20 +7,25 @@ import os
 import sys
 import warnings
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
+import torch
 from PIL import Image
 
 from dpmtv.errors import ModelError
+from dpmtv.models.hooks import record_heads
 from dpmtv.types import Demonstration, Prompt, Query
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from jaxtyping import Float
 
     from dpmtv.models.adapters import VisionLanguageModel
+
+T = TypeVar("T")
 
 
 def chunk_activations(
@@ -44,18 +49,38 @@ def chunk_activations(
     for prompt in prompts:
         if prompt is None:
             yield None
-            continue
-        values = None
-        try:
-            with _silence():
-                values = model.last_token_heads(prompt)
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException:  # noqa: S110 - no record may stop the build, nor a panic in Rust
-            pass
-        if values is None:
-            model.recover()
-        yield values
+        else:
+            yield private_pass(model, partial(model.last_token_heads, prompt))
+
+
+@torch.inference_mode()
+def public_activations(
+    model: VisionLanguageModel, prompts: Sequence[Prompt], batch_size: int = 16
+) -> Float[np.ndarray, "prompts coordinates"]:
+    """Last-token activations of public prompts, many in a pass: never for private ones."""
+    parts = []
+    for start in range(0, len(prompts), batch_size):
+        with record_heads(model.projections) as records:
+            inputs = model.inputs(prompts[start : start + batch_size])
+            model.forward(inputs, use_cache=False, logits_to_keep=1)
+            layers = [r.to("cpu", torch.float32).numpy() for r in records]
+        parts.append(np.concatenate(layers, axis=1))
+    return np.concatenate(parts)
+
+
+def private_pass(model: VisionLanguageModel, compute: Callable[[], T]) -> T | None:
+    """What ``compute`` makes of one chunk, in silence, or None if anything goes wrong in it."""
+    values = None
+    try:
+        with _silence():
+            values = compute()
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException:  # noqa: S110 - no record may stop the build, nor a panic in Rust
+        pass
+    if values is None:
+        model.recover()
+    return values
 
 
 @contextmanager

@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from dpmtv.models.hooks import patch_heads
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from jaxtyping import Bool, Float
+    from collections.abc import Iterator, Sequence
 
     from dpmtv.models.adapters import VisionLanguageModel
     from dpmtv.types import Prompt
@@ -56,7 +55,8 @@ class MaskLoss:
         """Number of examples."""
         return len(self.prompts)
 
-    @torch.inference_mode()
+    # Not inference mode: its tensors, such as a kept prefix, could not serve a gradient later.
+    @torch.no_grad()
     def __call__(
         self, masks: Bool[np.ndarray, "masks heads"], example: int
     ) -> Float[np.ndarray, " masks"]:
@@ -66,55 +66,97 @@ class MaskLoss:
         (one that lets a prompt see itself in both directions, or that keeps positions outside the
         cache) is scored by whole passes, slower and right.
         """
-        if self._prefix_is_exact is None:
-            self._prefix_is_exact = self._compare(masks[:2], example)
-        if self._prefix_is_exact:
-            return self._from_prefix(masks, example)
-        return self._whole(masks, example)
+        losses = self._losses(self.model.by_layer(self.vectors[example]), masks, example)
+        return np.asarray(losses.cpu().numpy(), np.float32)
 
-    def _compare(self, masks: Bool[np.ndarray, "masks heads"], example: int) -> bool:
+    def of_vectors(
+        self, vectors: Float[Tensor, "rows coordinates"], heads: Bool[np.ndarray, " heads"], at: int
+    ) -> Float[Tensor, " rows"]:
+        """Loss of each of several vectors, put in place of the same heads, on example ``at``.
+
+        A gradient flows back to ``vectors``, through the last prompt token and the answer alone.
+        """
+        values = torch.split(vectors, list(self.model.layout.widths), dim=1)
+        return self._losses(values, np.tile(heads, (len(vectors), 1)), at)
+
+    @torch.no_grad()
+    def right(
+        self,
+        vectors: Float[np.ndarray, "rows coordinates"],
+        heads: Bool[np.ndarray, " heads"],
+        at: int,
+    ) -> Bool[np.ndarray, " rows"]:
+        """Whether example ``at`` is answered exactly under each vector; see `answered_right`."""
+        values, masks = self.model.by_layer(vectors), np.tile(heads, (len(vectors), 1))
+        if self._prefix_is_exact is None:
+            self._prefix_is_exact = self._compare(values, masks, at)
+        if not self._prefix_is_exact:
+            return answered_right(
+                self.model, self.prompts[at], self.answers[at], vectors, heads, self.patch
+            )
+        answer = torch.tensor(self.answers[at], device=self.model.device)
+        return _all_right(self.model, self._prefix_logits(values, masks, at, answer), answer)
+
+    def _losses(
+        self, values: Sequence[Tensor], masks: Bool[np.ndarray, "rows heads"], example: int
+    ) -> Tensor:
+        if self._prefix_is_exact is None:
+            self._prefix_is_exact = self._compare(values, masks, example)
+        run = self._from_prefix if self._prefix_is_exact else self._whole
+        return run(values, masks, example)
+
+    @torch.no_grad()
+    def _compare(
+        self, values: Sequence[Tensor], masks: Bool[np.ndarray, "rows heads"], example: int
+    ) -> bool:
         tolerance = 1e-3 if self.model.dtype == "float32" else 5e-2
+        values, masks = [v[:2] for v in values], masks[:2]
         try:
             self._prefix(example)
             self._prefix((example + 1) % len(self))  # what a model keeps aside is now another's
-            kept = self._from_prefix(masks, example)
+            kept = self._from_prefix(values, masks, example)
         except Exception:  # a cache or an input of another kind; the prompts are public
             return False
-        whole = self._whole(masks, example)
-        return bool(np.abs(kept - whole).max() <= tolerance * (1 + np.abs(whole).max()))
+        whole = self._whole(values, masks, example)
+        return bool((kept - whole).abs().max() <= tolerance * (1 + whole.abs().max()))
 
     def _whole(
-        self, masks: Bool[np.ndarray, "masks heads"], example: int
-    ) -> Float[np.ndarray, " masks"]:
+        self, values: Sequence[Tensor], masks: Bool[np.ndarray, "rows heads"], example: int
+    ) -> Tensor:
         return whole_pass_losses(
-            self.model,
-            self.prompts[example],
-            self.answers[example],
-            self.vectors[example],
-            masks,
-            self.patch,
+            self.model, self.prompts[example], self.answers[example], values, masks, self.patch
         )
 
     def _from_prefix(
-        self, masks: Bool[np.ndarray, "masks heads"], example: int
-    ) -> Float[np.ndarray, " masks"]:
+        self, values: Sequence[Tensor], masks: Bool[np.ndarray, "rows heads"], example: int
+    ) -> Tensor:
+        answer = torch.tensor(self.answers[example], device=self.model.device)
+        return answer_losses(self._prefix_logits(values, masks, example, answer), answer)
+
+    def _prefix_logits(
+        self,
+        values: Sequence[Tensor],
+        masks: Bool[np.ndarray, "rows heads"],
+        example: int,
+        answer: Tensor,
+    ) -> Tensor:
         last, prefix = self._prefix(example)
         rows = len(masks)
         cache = _widen(prefix, rows)
-        answer = torch.tensor(self.answers[example], device=self.model.device)
         ids = torch.cat([last, answer[:-1]]).expand(rows, -1)
         seen = torch.ones(rows, prefix.get_seq_length() + ids.shape[1], device=ids.device)
         where = slice(0, 1) if self.patch == "prompt" else slice(0, None)
         with patch_heads(
             self.model.projections,
-            self.model.by_layer(self.vectors[example]),
+            values,
             self.model.coordinate_masks(masks),
             lambda _tokens: where,
         ):
             inputs = {"input_ids": ids, "attention_mask": seen.long()}
             logits, _ = self.model.forward(inputs, cache=cache, use_cache=True)
-        return answer_losses(logits, answer)
+        return logits
 
+    @torch.no_grad()
     def _prefix(self, example: int) -> tuple[Tensor, Any]:
         """The prompt's last token and the cache of everything before it, made once."""
         if example not in self._prefixes:
@@ -132,48 +174,103 @@ class MaskLoss:
 _PER_TOKEN = {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"}
 
 
-@torch.inference_mode()
 def whole_pass_losses(
     model: VisionLanguageModel,
     prompt: Prompt,
     answer: Sequence[int],
-    vector: Float[np.ndarray, " coordinates"],
-    masks: Bool[np.ndarray, "masks heads"],
+    values: Sequence[Tensor],
+    masks: Bool[np.ndarray, "rows heads"],
     patch: str,
     rows_a_pass: int = 8,
-) -> Float[np.ndarray, " masks"]:
+) -> Float[Tensor, " rows"]:
     """The same losses by whole forward passes: slow, and right for every model.
 
     Args:
         model: the model.
         prompt: one public prompt.
         answer: its answer's tokens.
-        vector: what to patch with.
+        values: what to patch with: per layer, one row for all masks or one for each.
         masks: one loss for each.
         patch: as at inference.
         rows_a_pass: masks in one batch; 1 is the plain loop of the reference implementation.
     """
     answer_ids = torch.tensor(answer, device=model.device)
+    passes = _whole_passes(model, prompt, answer_ids, values, masks, patch, rows_a_pass)
+    return torch.cat([answer_losses(logits, answer_ids) for logits in passes])
+
+
+@torch.no_grad()
+def answered_right(
+    model: VisionLanguageModel,
+    prompt: Prompt,
+    answer: Sequence[int],
+    vectors: Float[np.ndarray, "rows coordinates"],
+    heads: Bool[np.ndarray, " heads"],
+    patch: str,
+    rows_a_pass: int = 8,
+) -> Bool[np.ndarray, " rows"]:
+    """Whether greedy decoding under each vector would give exactly this answer and end.
+
+    It would if, after the answer's tokens so far, the next one is always the likeliest: that
+    needs no decoding, only one pass over prompt and answer.
+
+    Args:
+        model: the model.
+        prompt: one prompt.
+        answer: its answer's tokens; any end token serves at the end.
+        vectors: what to patch with, one result for each.
+        heads: the head mask of all.
+        patch: as at inference.
+        rows_a_pass: vectors in one batch.
+    """
+    masks = np.tile(heads, (len(vectors), 1))
+    answer_ids = torch.tensor(answer, device=model.device)
+    passes = _whole_passes(
+        model, prompt, answer_ids, model.by_layer(vectors), masks, patch, rows_a_pass
+    )
+    return np.concatenate([_all_right(model, logits, answer_ids) for logits in passes])
+
+
+def _all_right(
+    model: VisionLanguageModel, logits: Tensor, answer: Tensor
+) -> Bool[np.ndarray, " rows"]:
+    ends = torch.tensor(sorted(model.end_ids), dtype=torch.long, device=model.device)
+    likeliest = logits.argmax(-1)
+    right = likeliest == answer
+    right |= torch.isin(likeliest, ends) & torch.isin(answer, ends)
+    return np.asarray(right.all(1).cpu().numpy(), bool)
+
+
+def _whole_passes(
+    model: VisionLanguageModel,
+    prompt: Prompt,
+    answer: Tensor,
+    values: Sequence[Tensor],
+    masks: Bool[np.ndarray, "rows heads"],
+    patch: str,
+    rows_a_pass: int,
+) -> Iterator[Tensor]:
+    """Logits of the answer's tokens, [rows of a pass, answer tokens, vocabulary], pass by pass."""
     inputs = model.inputs([prompt])
     length = inputs["input_ids"].shape[1]
     for name in _PER_TOKEN & set(inputs):
-        fill = torch.zeros_like(answer_ids) if "type" in name else torch.ones_like(answer_ids)
-        more = answer_ids if name == "input_ids" else fill
+        fill = torch.zeros_like(answer) if "type" in name else torch.ones_like(answer)
+        more = answer if name == "input_ids" else fill
         inputs[name] = torch.cat([inputs[name], more[None, :-1]], 1)
     where = slice(length - 1, length) if patch == "prompt" else slice(length - 1, None)
-    losses = []
     for start in range(0, len(masks), rows_a_pass):
-        rows = masks[start : start + rows_a_pass]
-        batch = {k: v.repeat_interleave(len(rows), 0) for k, v in inputs.items()}
+        rows = slice(start, start + rows_a_pass)
+        # Whole copies one after the other: some models lay the patches of all images in one axis.
+        copies = len(masks[rows])
+        batch = {k: v.repeat(copies, *[1] * (v.dim() - 1)) for k, v in inputs.items()}
         with patch_heads(
             model.projections,
-            model.by_layer(vector),
-            model.coordinate_masks(rows),
+            [v if len(v) == 1 else v[rows] for v in values],
+            model.coordinate_masks(masks[rows]),
             lambda _tokens: where,
         ):
-            logits, _ = model.forward(batch, use_cache=False, logits_to_keep=len(answer_ids))
-        losses.append(answer_losses(logits, answer_ids))
-    return np.concatenate(losses)
+            logits, _ = model.forward(batch, use_cache=False, logits_to_keep=len(answer))
+        yield logits
 
 
 def _widen(prefix: Any, rows: int) -> Any:
@@ -192,11 +289,10 @@ def _widen(prefix: Any, rows: int) -> Any:
     return cache
 
 
-def answer_losses(logits: Tensor, answer: Tensor) -> Float[np.ndarray, " rows"]:
+def answer_losses(logits: Tensor, answer: Tensor) -> Float[Tensor, " rows"]:
     """Mean cross-entropy over answer tokens; logits are [rows, answer tokens, vocabulary]."""
     rows = len(logits)
     losses = nn.functional.cross_entropy(
         logits.float().flatten(0, 1), answer.repeat(rows), reduction="none"
     )
-    means: Float[np.ndarray, " rows"] = losses.reshape(rows, -1).mean(1).cpu().numpy()
-    return means
+    return losses.reshape(rows, -1).mean(1)

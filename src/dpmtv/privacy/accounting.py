@@ -1,20 +1,20 @@
-"""What Gaussian noise is worth: noise multiplier, ε, δ, and what an attacker can still do.
+"""What releases are worth: noise multiplier, ε, δ, and what an attacker can still do.
 
-Everything is stated by the analytic Gaussian mechanism (Balle and Wang 2018, Theorem 8), on the
-pessimistic side of rounding. Accounting reads events and nothing else.
+Gaussian noise is stated by the analytic Gaussian mechanism (Balle and Wang 2018, Theorem 8), picks
+by their privacy losses, on the pessimistic side of rounding. Accounting reads events and nothing
+else.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 import statistics
 import warnings
 from collections.abc import Sequence
-from typing import Any
 
 from dpmtv.errors import PrivacyParameterError
-from dpmtv.types import GaussianEvent
+from dpmtv.privacy.bounded_range import losses_of, range_mu
+from dpmtv.types import BoundedRangeEvent, Event, GaussianEvent
 
 _MIN_SCALE, _MAX_SCALE = 2**20, 2**60
 
@@ -27,8 +27,8 @@ _TOTAL_VARIATION = 0.0202
 # Floating-point error of log δ stays below this in the tested range (δ ≥ 1e-300, ε ≤ 1000).
 _LOG_ERROR = 1e-12
 
-PLD_INTERVAL = 1e-4
-"""Grid of privacy losses on which dp-accounting composes; all PLDs of a sum have to share it."""
+# Beside picks, more Gaussian releases than this are not worth computing: no budget allows them.
+_MAX_MU = 10.0
 
 
 def noise_multiplier(epsilon: float, delta: float) -> float:
@@ -121,9 +121,28 @@ def grid_scale(epsilon: float, delta: float, d: int) -> int:
     return scale
 
 
-def gdp_mu(event: GaussianEvent) -> float:
-    """μ = Δ₂/σ of Gaussian differential privacy (Dong, Roth and Su 2022)."""
-    return event.delta2 / event.sigma
+def gdp_mu(*events: Event) -> float:
+    """μ of Gaussian differential privacy (Dong, Roth and Su 2022) of releases together.
+
+    Δ₂/σ for a Gaussian, the μ that dominates it for a pick (docs/privacy.md, Theorem 15); squares
+    add up, also where a release was chosen after seeing earlier ones (Theorem 11).
+    """
+    return math.hypot(
+        *(
+            e.delta2 / e.sigma
+            if isinstance(e, GaussianEvent)
+            else range_mu(e.range) * math.sqrt(e.count)
+            for e in events
+        )
+    )
+
+
+def as_gaussian(event: Event) -> GaussianEvent:
+    """The same event, or for picks a Gaussian one that costs more: for sizes chosen on the way."""
+    if isinstance(event, GaussianEvent):
+        return event
+    # So fine a grid that its slack, below 1e-37, is nothing beside a δ.
+    return GaussianEvent(delta2=gdp_mu(event), sigma=1.0, scale=_MAX_SCALE, d=1)
 
 
 def power_at(mu: float, false_alarm_rate: float) -> float:
@@ -136,75 +155,72 @@ def power_at(mu: float, false_alarm_rate: float) -> float:
     return normal.cdf(normal.inv_cdf(false_alarm_rate) + mu)
 
 
-def epsilon_of(events: Sequence[GaussianEvent], delta: float) -> float:
+def epsilon_of(events: Sequence[Event], delta: float) -> float:
     """ε that a list of releases costs together at δ, never below the exact value.
 
-    Gaussian releases compose exactly: μ² adds up. The discreteness slack of each adds up too and
-    is taken from δ first; it depends on ε, so the two are solved together.
+    Gaussian releases compose exactly: μ² adds up, also where the noise of a later one was chosen
+    after seeing an earlier one (Smith and Thakurta 2022, arXiv 2210.17520). The discreteness
+    slack of each adds up too and is taken from δ first; it depends on ε, so the two are solved
+    together. Picks compose by their privacy losses.
 
     Guarantee:
-        ``gaussian_delta(1/μ, result) + slack(result) <= delta``. No event is no noise: inf.
+        δ of the list at the result, slack included, is at most ``delta``: without picks
+        ``gaussian_delta(1/μ, result) + slack(result)``. With picks, at a δ of 1e-9 or more, the
+        result is at most 1e-4 a pick above that of the worst losses; the number and ranges of the
+        picks have to be fixed before the first release, and a bound on the Gaussians' μ with
+        them. `as_gaussian` is for picks that are not.
+
+    ================================================  =======
+    no event                                          inf: no release was described, no noise
+    noise or range that is not positive and finite    inf
+    beside picks: μ above 10; ranges that add to 100  inf: more than any budget
+    ================================================  =======
     """
-    mu = math.hypot(*(gdp_mu(event) for event in events))
-    if not events or not math.isfinite(mu):
+    gaussians = [event for event in events if isinstance(event, GaussianEvent)]
+    picks = [event for event in events if isinstance(event, BoundedRangeEvent)]
+    mu = gdp_mu(*gaussians)
+    losses = losses_of(picks)
+    if not events or not math.isfinite(mu) or (picks and (losses is None or mu > _MAX_MU)):
         return math.inf
+    multiplier = 1 / mu if gaussians else math.inf
     epsilon = 0.0
     for _ in range(1000):
         # The slack of a slightly larger ε: once the solution stays below that, it is covered.
         reach = epsilon * (1 + 1e-12) + 1e-15
-        slack = sum(discreteness_slack(reach, event.d, event.scale) for event in events)
-        solved = gaussian_epsilon(1 / mu, delta - slack)
+        slack = sum(discreteness_slack(reach, event.d, event.scale) for event in gaussians)
+        if losses is None:
+            solved = gaussian_epsilon(multiplier, delta - slack)
+        else:
+            solved = losses.epsilon(delta - slack, multiplier)
         if solved <= reach or solved == math.inf:
             return solved
         epsilon = solved
     return math.inf
 
 
-def composed_epsilon(
-    events: Sequence[GaussianEvent], delta: float, others: Sequence[Any] = ()
-) -> float:
-    """ε of several releases of one data set together at δ; 0 for none, inf for too much.
-
-    Gaussian releases are folded into one first, because that is exact (`epsilon_of`), also where
-    the noise of a later release was chosen after seeing an earlier one (Smith and Thakurta 2022,
-    arXiv 2210.17520). Privacy loss distributions (PLDs) do the rest: for Gaussians alone they
-    would take 0.2 s an event and may end below the exact value, by rounding, at a small δ.
+def gaussian_beside(picks: Sequence[BoundedRangeEvent], epsilon: float, delta: float) -> float:
+    """σ/Δ₂ of one Gaussian release that is (ε, δ)-private together with ``picks``.
 
     Guarantee:
-        Never below the exact ε of the Gaussian events, nor, up to the rounding of the library's
-        Fourier transform, below that of everything; in tests at most 1e-4 above it.
+        The smallest that `epsilon_of` accepts, but for 1e-11 (relative); `noise_multiplier`
+        without picks.
 
-    Args:
-        events: the Gaussian releases, each with its discreteness slack.
-        delta: total δ; the slacks are taken from it.
-        others: PLDs of dp-accounting for releases of other kinds, pessimistic, for the direction
-            of add-or-remove (a sensitivity already holds the neighbour relation), discretised at
-            ``PLD_INTERVAL``.
+    Raises:
+        PrivacyParameterError: ε or δ that cannot be met; the picks alone cost more.
     """
-    exact = epsilon_of(events, delta) if events else 0.0
-    if not others or exact == math.inf:
-        return exact
-    losses = list(others)
-    if events:
-        from dp_accounting.pld import privacy_loss_distribution as pld
-
-        mu = math.hypot(*(gdp_mu(event) for event in events))
-        losses.append(
-            pld.from_gaussian_mechanism(1 / mu, value_discretization_interval=PLD_INTERVAL)
+    alone = noise_multiplier(epsilon, delta)
+    if not picks:
+        return alone
+    mu = _room(picks, epsilon, delta)
+    if not mu > 0:
+        raise PrivacyParameterError(
+            f"the private choices leave nothing of epsilon {epsilon:g} at delta {delta:g}; raise "
+            "epsilon or lower their range"
         )
-    together = functools.reduce(lambda one, other: one.compose(other), losses)
-    reach = exact
-    for _ in range(100):
-        # As in `epsilon_of`: the slack grows with ε, so it is taken at an ε that covers the result.
-        slack = sum(discreteness_slack(reach, event.d, event.scale) for event in events)
-        needed = float(together.get_epsilon_for_delta(delta - slack)) if slack < delta else math.inf
-        if needed <= reach or needed == math.inf:
-            return max(needed, reach)
-        reach = needed * (1 + 1e-9)
-    return math.inf
+    return max(alone, 1 / mu) * (1 + 1e-11)
 
 
-def further_epsilon(events: Sequence[GaussianEvent], epsilon: float, delta: float) -> float:
+def further_epsilon(events: Sequence[Event], epsilon: float, delta: float) -> float:
     """Largest ε that one more Gaussian release at δ may have beside ``events``; 0 if none fits.
 
     Guarantee:
@@ -213,18 +229,33 @@ def further_epsilon(events: Sequence[GaussianEvent], epsilon: float, delta: floa
     """
     if not events:
         return epsilon
-    room = 0.999 * delta - sum(discreteness_slack(epsilon, e.d, e.scale) for e in events)
-    spent = math.fsum(gdp_mu(event) ** 2 for event in events)
-    low, high = 0.0, 1.0  # squares of μ: Gaussian releases add up in them
-    while gaussian_delta(1 / math.sqrt(high), epsilon) <= room:
+    gaussians = [event for event in events if isinstance(event, GaussianEvent)]
+    picks = [event for event in events if isinstance(event, BoundedRangeEvent)]
+    room = 0.999 * delta - sum(discreteness_slack(epsilon, e.d, e.scale) for e in gaussians)
+    left = _room(picks, epsilon, room) ** 2 - math.fsum(gdp_mu(e) ** 2 for e in gaussians)
+    if left <= 0:
+        return 0.0
+    return math.floor(gaussian_epsilon(1 / math.sqrt(left), delta) * 1e4) / 1e4
+
+
+def _room(picks: Sequence[BoundedRangeEvent], epsilon: float, delta: float) -> float:
+    """Largest μ of Gaussian releases that are (ε, δ)-private together with the picks, or 0."""
+    losses = losses_of(picks)
+    if picks and losses is None:
+        return 0.0
+
+    def fits(mu: float) -> bool:
+        if losses is None:
+            return gaussian_delta(1 / mu, epsilon) <= delta
+        return mu <= _MAX_MU and losses.delta(epsilon, 1 / mu) <= delta
+
+    low, high = 0.0, 1.0
+    while fits(high):
         low, high = high, 2 * high
     for _ in range(60):
         middle = (low + high) / 2
-        fits = gaussian_delta(1 / math.sqrt(middle), epsilon) <= room
-        low, high = (middle, high) if fits else (low, middle)
-    if low <= spent:
-        return 0.0
-    return math.floor(gaussian_epsilon(1 / math.sqrt(low - spent), delta) * 1e4) / 1e4
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
 
 
 def check_budget(epsilon: float, delta: float) -> None:

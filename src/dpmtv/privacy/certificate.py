@@ -22,13 +22,13 @@ from dpmtv.privacy import accounting, strict_json
 from dpmtv.privacy.mechanisms import GaussianMean
 from dpmtv.privacy.sensitivity import NeighbourRelation
 from dpmtv.privacy.strict_json import FloatOrInf, require
-from dpmtv.types import GaussianEvent
+from dpmtv.types import BoundedRangeEvent, Event, GaussianEvent
 
-_FORMAT_VERSION = 1
+_FORMAT_VERSION = 2
 _SAMPLER = "opendp discrete gaussian"
 _ACCOUNTANT = "analytic gaussian, dp-accounting"
 
-# What every release with noise states beside ε and its event.
+# What every release with noise states beside ε and its events.
 _PRICE = ("delta", "slack", "mu", "grid", "scale", "sampler", "accountant")
 
 _SHA256 = r"[0-9a-f]{64}"
@@ -93,19 +93,22 @@ class Privacy:
         chunks: m.
         shots: K, demonstrations in one chunk.
         query: whose example a chunk's last question is.
+        queries_sha256: names the public queries, where there are any.
         clip_norms: C_b of each block.
         clip_source: where the clip norms come from; never the private data.
         released_heads: per hooked layer, the indices of its released heads, ascending.
         block_sizes: coordinates of each block.
+        geometry_sha256: names the map from activations to what was clipped: heads, clip norms,
+            centre, weights and gains.
         epsilon: total ε; ``math.inf`` is written as ``"inf"``.
         delta: total δ, slack included.
         slack: the part of δ that the discrete sampler uses.
-        mu: Δ₂/σ.
+        mu: Δ₂/σ; beside picks, the μ that bounds everything together (`accounting.gdp_mu`).
         grid: length of one integer unit, in the units of the activations.
         scale: standard deviation of the noise on the sum, in grid units.
         sampler: noise sampler and its version.
         accountant: accountant and its version.
-        events: every release that the budget paid for.
+        events: every release that ε and δ cover: the vector, then the picks made beside it.
     """
 
     relation: NeighbourRelation
@@ -116,10 +119,12 @@ class Privacy:
     chunks: int
     shots: int
     query: Literal["private", "public"]
+    queries_sha256: str | None
     clip_norms: tuple[float, ...]
     clip_source: Literal["option", "public"]
     released_heads: tuple[tuple[int, ...], ...]
     block_sizes: tuple[int, ...]
+    geometry_sha256: str | None
     epsilon: FloatOrInf = math.inf
     delta: float | None = None
     slack: float | None = None
@@ -128,7 +133,7 @@ class Privacy:
     scale: int | None = None
     sampler: str | None = None
     accountant: str | None = None
-    events: tuple[GaussianEvent, ...] = ()
+    events: tuple[Event, ...] = ()
 
     def __post_init__(self) -> None:
         require(_is_label(self.unit), "privacy.unit", "must be one printable line")
@@ -136,6 +141,10 @@ class Privacy:
         declared = self.relation is NeighbourRelation.ADD_REMOVE
         require((self.population is not None) == declared, "privacy.population", _DECLARED)
         _matches(self.ledger, "privacy.ledger", _LEDGER_ID)
+        for key in ("queries_sha256", "geometry_sha256"):
+            _matches(getattr(self, key), f"privacy.{key}", _SHA256)
+        named = self.queries_sha256 is not None
+        require(named == (self.query == "public"), "privacy.queries_sha256", "goes with query")
         for name in (
             "per_unit",
             "population",
@@ -166,7 +175,10 @@ class Privacy:
             bare = not self.events and all(part is None for part in price)
             require(bare, "privacy.epsilon", "is infinite, and yet noise is described")
         else:
-            require(len(self.events) == 1, "privacy.events", "must hold the one event of epsilon")
+            kinds = [type(event) for event in self.events]
+            picks = [BoundedRangeEvent] * (len(kinds) - 1)
+            one = "must be the vector's one gaussian event, then its picks"
+            require(kinds == [GaussianEvent, *picks], "privacy.events", one)
             require(None not in price, "privacy", f"a finite epsilon needs {', '.join(_PRICE)}")
 
 
@@ -243,8 +255,10 @@ def privacy_of(
     ledger: str | None = None,
     shots: int,
     query: Literal["private", "public"],
+    queries_sha256: str | None = None,
     clip_source: Literal["option", "public"],
     released_heads: Sequence[Sequence[int]],
+    geometry_sha256: str | None = None,
 ) -> Privacy:
     """The certificate's privacy part for one release of ``mechanism``."""
     event = mechanism.event
@@ -257,19 +271,21 @@ def privacy_of(
         chunks=mechanism.chunks,
         shots=shots,
         query=query,
+        queries_sha256=queries_sha256,
         clip_norms=mechanism.clip_norms,
         clip_source=clip_source,
         released_heads=tuple(tuple(map(int, heads)) for heads in released_heads),
         block_sizes=mechanism.block_sizes,
+        geometry_sha256=geometry_sha256,
         epsilon=mechanism.epsilon,
         delta=mechanism.delta,
         slack=accounting.discreteness_slack(mechanism.epsilon, event.d, event.scale),
-        mu=accounting.gdp_mu(event),
+        mu=accounting.gdp_mu(*mechanism.events),
         grid=mechanism.grid,
         scale=mechanism.scale,
         sampler=f"{_SAMPLER} {version('opendp')}",
         accountant=f"{_ACCOUNTANT} {version('dp-accounting')}",
-        events=(event,),
+        events=mechanism.events,
     )
 
 
@@ -327,8 +343,10 @@ def verify(certificate: Certificate, tensor_sha256: str) -> list[str]:
     )
     layers = zip(privacy.released_heads, model.head_dims, strict=True)
     blocks = tuple(len(indices) * width for indices, width in layers if indices)
-    require(privacy.block_sizes == blocks, "privacy.block_sizes", "are not the released layers")
     size = sum(blocks)
+    fits = privacy.block_sizes in (blocks, (size,))
+    require(fits, "privacy.block_sizes", "are neither the released layers nor all of them together")
+    together = len(privacy.block_sizes) == 1
     every_head = tuple(tuple(range(count)) for count in model.heads)
     require(
         certificate.selection.mode == "public" or privacy.released_heads == every_head,
@@ -338,13 +356,15 @@ def verify(certificate: Certificate, tensor_sha256: str) -> list[str]:
     return [
         "The tensor file has the hash on the certificate. A hash beside the tensor shows "
         "accidents, not tampering.",
-        f"The released heads hold {size} coordinates; each of their layers is one clipped block.",
+        f"The released heads hold {size} coordinates, "
+        + ("clipped together." if together else "each of their layers clipped alone."),
         *_verify_noise(privacy),
     ]
 
 
 def _verify_noise(privacy: Privacy) -> list[str]:
-    if privacy.delta is None or privacy.grid is None or privacy.scale is None:
+    delta, mu, grid, scale = privacy.delta, privacy.mu, privacy.grid, privacy.scale
+    if delta is None or mu is None or grid is None or scale is None:
         return ["No noise and no event: this vector is NOT PRIVATE (ε = inf)."]
     try:
         # Building the mechanism again refuses a promise that the noise does not keep.
@@ -354,22 +374,26 @@ def _verify_noise(privacy: Privacy) -> list[str]:
             clip_norms=privacy.clip_norms,
             block_sizes=privacy.block_sizes,
             epsilon=privacy.epsilon,
-            delta=privacy.delta,
-            grid=privacy.grid,
-            scale=privacy.scale,
+            delta=delta,
+            grid=grid,
+            scale=scale,
+            beside=tuple(e for e in privacy.events if isinstance(e, BoundedRangeEvent)),
         )
     except (PrivacyParameterError, OverflowError) as error:
         raise ArtifactError(f"certificate: privacy: {error}") from error
-    (event,) = privacy.events
+    event, picks = mechanism.event, mechanism.beside
     for field in fields(event):
-        same = getattr(event, field.name) == getattr(mechanism.event, field.name)
+        same = getattr(privacy.events[0], field.name) == getattr(event, field.name)
         require(same, f"privacy.events.{field.name}", "does not follow from the other fields")
-    require(privacy.mu == accounting.gdp_mu(event), "privacy.mu", "is not delta2 / sigma")
+    # Only division is the same to the last digit everywhere.
+    expected, off = accounting.gdp_mu(*mechanism.events), 1e-11 if picks else 0.0
+    same = math.isclose(mu, expected, rel_tol=off)
+    require(same, "privacy.mu", "does not follow from the events")
     slack = accounting.discreteness_slack(privacy.epsilon, event.d, event.scale)
     # e^ε may differ in its last digit from one mathematical library to the next.
     close = privacy.slack is not None and math.isclose(privacy.slack, slack, rel_tol=1e-12)
     require(close, "privacy.slack", "is not what the sampler needs")
-    epsilon = accounting.epsilon_of(privacy.events, privacy.delta)
+    epsilon = accounting.epsilon_of(mechanism.events, delta)
     require(
         privacy.epsilon <= epsilon * (1 + _EPSILON_TOLERANCE),
         "privacy.epsilon",
@@ -378,9 +402,16 @@ def _verify_noise(privacy: Privacy) -> list[str]:
     return [
         f"The sensitivity follows from {privacy.relation}, {privacy.chunks} chunks and the clip "
         "norms; the noise follows from the grid.",
-        f"The event costs ε = {epsilon:.6g} at δ = {privacy.delta:g}, sampler slack included; "
-        f"stated is {privacy.epsilon:g}.",
+        f"The event{_and_picks(picks)} costs ε = {epsilon:.6g} at δ = {delta:g}, sampler slack "
+        f"included; stated is {privacy.epsilon:g}.",
     ]
+
+
+def _and_picks(picks: Sequence[BoundedRangeEvent]) -> str:
+    if not picks:
+        return ""
+    count = sum(pick.count for pick in picks)
+    return f", with {count} private choice{'s' if count > 1 else ''},"
 
 
 def _matches(value: str | None, key: str, pattern: str) -> None:

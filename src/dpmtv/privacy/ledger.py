@@ -31,7 +31,7 @@ import secrets
 import sqlite3
 import stat
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -46,7 +46,7 @@ from dpmtv.privacy.ledger_locks import sync_folder as _sync_folder
 from dpmtv.privacy.ledger_locks import take_lock as _take_lock
 from dpmtv.privacy.ledger_locks import told as _told
 from dpmtv.privacy.sensitivity import NeighbourRelation
-from dpmtv.types import GaussianEvent
+from dpmtv.types import Event, GaussianEvent
 
 _APPLICATION_ID, _FORMAT_VERSION = 0x64706D74, 1  # in the header of the file: "dpmt", version
 _SCHEMA = (
@@ -94,7 +94,7 @@ class Entry:
     id: int
     part: str
     state: State
-    events: tuple[GaussianEvent, ...]
+    events: tuple[Event, ...]
     reserved_at: str
     tool_version: str
     lock: str
@@ -135,7 +135,7 @@ class Ledger:
 
     def reserve(
         self,
-        events: Sequence[GaussianEvent],
+        events: Sequence[Event],
         *,
         relation: NeighbourRelation,
         unit: str | None,
@@ -177,7 +177,7 @@ class Ledger:
 
     def check(
         self,
-        events: Sequence[GaussianEvent],
+        events: Sequence[Event],
         *,
         relation: NeighbourRelation,
         unit: str | None,
@@ -208,7 +208,7 @@ class Ledger:
             entries = _rows(self.path, db, seen=True)
         past = {part: _spending(entries, part) for part in {x.part for x in entries} or {""}}
         epsilon, delta = self.terms.epsilon, self.terms.delta
-        spent = {p: accounting.composed_epsilon(past[p], delta) for p in sorted(past)}
+        spent = {p: _cost(past[p], delta) for p in sorted(past)}
         left = {p: accounting.further_epsilon(past[p], epsilon, delta) for p in sorted(past)}
         return History(self.id, self.terms, spent, left, entries)
 
@@ -221,18 +221,17 @@ class Ledger:
         sigma = accounting.noise_multiplier(epsilon, self.terms.delta)
         further = GaussianEvent(delta2=1.0, sigma=sigma, scale=2**60, d=1)
         entries = self.history().entries
-        costs = ([*_spending(entries, name), further] for name in _parts(entries, part))
-        return max(accounting.composed_epsilon(events, self.terms.delta) for events in costs)
+        sums = (_spending(entries, name, [further]) for name in _parts(entries, part))
+        return max(_cost(events, self.terms.delta) for events in sums)
 
-    def _require_room(
-        self, entries: Sequence[Entry], part: str, events: tuple[GaussianEvent, ...]
-    ) -> None:
+    def _require_room(self, entries: Sequence[Entry], part: str, events: tuple[Event, ...]) -> None:
         epsilon, delta = self.terms.epsilon, self.terms.delta
-        pasts = [_spending(entries, name) for name in _parts(entries, part)]
-        past = max(pasts, key=lambda p: accounting.composed_epsilon([*p, *events], delta))
-        if accounting.composed_epsilon([*past, *events], delta) <= epsilon:
+        parts = _parts(entries, part)
+        pasts = [(_spending(entries, p), _spending(entries, p, events)) for p in parts]
+        past, after = max(pasts, key=lambda pair: _cost(pair[1], delta))
+        if _cost(after, delta) <= epsilon:
             return
-        costs = (accounting.composed_epsilon(e, delta) for e in (past, events, [*past, *events]))
+        costs = (_cost(e, delta) for e in (past, events, after))
         # Rounded up, because a cost must not look smaller than it is.
         spent, asked, both = (math.ceil(c * 1e4) / 1e4 if c < math.inf else c for c in costs)
         raise PrivacyParameterError(
@@ -251,19 +250,22 @@ class Reservation:
 
     ledger: Ledger
     entry: int
-    events: tuple[GaussianEvent, ...]
+    events: tuple[Event, ...]
     _token: str
     _descriptor: int | None
+    _left: list[Event] = field(default_factory=list)  # charged, and not asked for yet
 
-    def charge(self, event: GaussianEvent | None = None) -> None:
+    def charge(self, event: Event | None = None) -> None:
         """Spend the reservation, on disk. Pays for one draw of noise, after it has returned.
+
+        The first charge spends all of it; later ones let each other event be drawn, once.
 
         Guarantee:
             If it returns, the entry counts for ever: committed, synced, and read back from the
             very file that was opened. If it raises, draw nothing; the entry may count.
 
         Args:
-            event: what the mechanism is about to release; has to be a reserved one.
+            event: what the mechanism is about to release; has to be a reserved one. None for all.
 
         Raises:
             InternalError: another event than reserved.
@@ -273,7 +275,11 @@ class Reservation:
             raise InternalError("the mechanism's event is not the one that was reserved")
         if self._descriptor is None:
             raise LedgerError(f"entry {self.entry} of {self.ledger.path} was given back; reserve")
-        self._move("reserved", "charged")
+        if event is None or event not in self._left:
+            self._move("reserved", "charged")
+            self._left = list(self.events) if event else []
+        if event:
+            self._left.remove(event)
         _sync_folder(self.ledger.path)
         with _transaction(self.ledger) as db:
             self._require(db, "charged")
@@ -383,11 +389,11 @@ def history(path: Path | str) -> History:
 class _Booking:
     """An entry's events in the certificate's JSON, with a hash that shows a flipped bit."""
 
-    events: tuple[GaussianEvent, ...]
+    events: tuple[Event, ...]
     format_version: int = _FORMAT_VERSION
 
     def __post_init__(self) -> None:
-        values = [getattr(e, field.name) for e in self.events for field in fields(e)]
+        values = [getattr(e, part.name) for e in self.events for part in fields(e)]
         if not values or not all(math.isfinite(value) and value > 0 for value in values):
             raise PrivacyParameterError("an entry needs events, and their numbers must be positive")
 
@@ -398,7 +404,8 @@ def _rows(path: Path, db: sqlite3.Connection, seen: bool = False) -> tuple[Entry
     While the transaction lasts nobody can commit a step and then let go of its lock.
     """
     entries = []
-    for number, part, state, text, at, tool, lock in db.execute("SELECT * FROM entries"):
+    rows = db.execute("SELECT * FROM entries ORDER BY id")
+    for number, part, state, text, at, tool, lock in rows:
         try:
             events = strict_json.loads(_Booking, text, _FORMAT_VERSION).events
         except UserError as error:
@@ -419,10 +426,19 @@ def _read_terms(path: Path, db: sqlite3.Connection) -> tuple[str, Terms]:
         raise LedgerError(f"{path} has terms that this dpmtv cannot read") from error
 
 
-def _spending(entries: Sequence[Entry], part: str) -> list[GaussianEvent]:
-    """What counts for the units of a part: its own releases, and those without a part."""
-    counts = (x for x in entries if x.part in ("", part) and x.state != "cancelled")
-    return [e for x in counts for e in x.events]
+def _spending(entries: Sequence[Entry], part: str, more: Sequence[Event] = ()) -> list[Event]:
+    """What counts for the units of a part: its own releases, those without a part, and ``more``.
+
+    The first entry was fixed before anything was seen. Later ones may follow from what was seen,
+    and then only Gaussians add up (docs/privacy.md, 4.11): their picks count as Gaussians.
+    """
+    counts = [x.events for x in entries if x.part in ("", part) and x.state != "cancelled"]
+    first, *later = [*counts, tuple(more)]
+    return [*first, *(accounting.as_gaussian(e) for events in later for e in events)]
+
+
+def _cost(events: Sequence[Event], delta: float) -> float:
+    return accounting.epsilon_of(events, delta) if events else 0.0
 
 
 def _parts(entries: Sequence[Entry], part: str) -> list[str]:

@@ -14,7 +14,7 @@ from dpmtv.errors import InternalError, PrivacyParameterError
 from dpmtv.privacy import accounting
 from dpmtv.privacy.clipping import clip_to_grid
 from dpmtv.privacy.sensitivity import NeighbourRelation, l2_sensitivity
-from dpmtv.types import GaussianEvent, Release
+from dpmtv.types import BoundedRangeEvent, Event, GaussianEvent, Release
 
 # Every clip radius spans at least this many grid units, so that cutting toward zero costs less
 # than a millionth of the radius. A finer grid costs no privacy and no time; the noise scale is
@@ -31,8 +31,8 @@ class GaussianMean:
     """One private mean of clipped chunks: all of its public parameters. Made by `calibrate`.
 
     Guarantee:
-        `release` is (ε, δ)-differentially private under ``relation``. An instance that promises
-        more than its noise pays for cannot be made.
+        `release` is (ε, δ)-differentially private under ``relation``, together with the picks
+        ``beside``. An instance that promises more than its noise pays for cannot be made.
 
     Args:
         relation: the neighbour relation.
@@ -43,6 +43,8 @@ class GaussianMean:
         delta: the promised δ, discreteness slack included.
         grid: length of one integer unit, in the units of the activations.
         scale: standard deviation of the noise on the sum, in grid units.
+        beside: picks from the same records that the promised ε and δ cover as well. They and
+            this release are fixed before the first of them is made.
 
     Raises:
         PrivacyParameterError: parameters that cannot be used or do not keep the promise.
@@ -56,12 +58,13 @@ class GaussianMean:
     delta: float
     grid: float
     scale: int
+    beside: tuple[BoundedRangeEvent, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.clip_norms) != len(self.block_sizes) or any(d < 1 for d in self.block_sizes):
             raise PrivacyParameterError("every block needs a clip norm and at least one coordinate")
         accounting.check_budget(self.epsilon, self.delta)
-        event = self.event  # refuses clip norms and chunks that cannot be used
+        events = self.events  # refuses clip norms and chunks that cannot be used
         if not 0 < self.grid <= min(self.clip_norms):
             raise PrivacyParameterError(
                 "a clip norm is shorter than one unit of the grid: the clip norms lie too far apart"
@@ -70,7 +73,7 @@ class GaussianMean:
             raise PrivacyParameterError(
                 "the sum does not fit 64-bit integers: lower epsilon or the number of chunks"
             )
-        if accounting.epsilon_of([event], self.delta) > self.epsilon:
+        if accounting.epsilon_of(events, self.delta) > self.epsilon:
             raise PrivacyParameterError("the noise is too small for this epsilon and delta")
 
     @property
@@ -87,6 +90,11 @@ class GaussianMean:
             scale=self.scale,
             d=sum(self.block_sizes),
         )
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """All that the promise covers: this release, then the picks."""
+        return (self.event, *self.beside)
 
     def release(
         self,
@@ -126,6 +134,7 @@ def calibrate(
     chunks: int,
     clip_norms: Sequence[float],
     block_sizes: Sequence[int],
+    beside: Sequence[BoundedRangeEvent] = (),
 ) -> GaussianMean:
     """The Gaussian release with the least noise that keeps the promise.
 
@@ -133,12 +142,13 @@ def calibrate(
     calibrated at δ minus the discreteness slack, so that the promise includes it.
 
     Args:
-        epsilon: ε of this release.
-        delta: δ of this release.
+        epsilon: ε of this release and the picks.
+        delta: δ of this release and the picks.
         relation: the neighbour relation.
         chunks: m, the public number of chunks.
         clip_norms: C_b of each block, in the units of the activations.
         block_sizes: coordinates of each block.
+        beside: picks that are made from the same records.
 
     Raises:
         PrivacyParameterError: parameters that cannot be used or met.
@@ -146,11 +156,11 @@ def calibrate(
     reach = l2_sensitivity(relation, clip_norms, 1)
     d = sum(block_sizes)
     scale = accounting.grid_scale(epsilon, delta, d)
-    coarsest = accounting.noise_multiplier(epsilon, 0.999 * delta) * reach / min(clip_norms)
+    coarsest = accounting.gaussian_beside(beside, epsilon, 0.999 * delta) * reach / min(clip_norms)
     while scale < min(_FINENESS * coarsest, _FINENESS_LIMIT):
         scale *= 2
     slack = accounting.discreteness_slack(epsilon, d, scale)
-    multiplier = accounting.noise_multiplier(epsilon, delta - slack)
+    multiplier = accounting.gaussian_beside(beside, epsilon, delta - slack)
     return GaussianMean(
         relation=relation,
         chunks=int(chunks),
@@ -160,6 +170,7 @@ def calibrate(
         delta=float(delta),
         grid=math.nextafter(multiplier * reach / scale, math.inf),
         scale=scale,
+        beside=tuple(beside),
     )
 
 

@@ -10,25 +10,26 @@ from typing import TYPE_CHECKING
 
 from dpmtv.privacy import accounting
 from dpmtv.privacy.sensitivity import NeighbourRelation
+from dpmtv.types import BoundedRangeEvent, GaussianEvent
 
 if TYPE_CHECKING:
     from dpmtv.privacy.certificate import Certificate, Privacy
-    from dpmtv.types import GaussianEvent
+    from dpmtv.types import Event
 
 
 def statement(certificate: Certificate) -> list[str]:
     """Sentences made for the certificate's relation and unit; ε and power are rounded up."""
     privacy = certificate.privacy
-    if privacy.delta is None:
+    if privacy.delta is None or privacy.mu is None:
         return [
             "NOT PRIVATE: no noise was added (ε = inf).",
             "The vector may reveal the records that it was made from. Do not pass it on.",
         ]
-    epsilon, delta, event = privacy.epsilon, privacy.delta, privacy.events[0]
+    epsilon, delta = privacy.epsilon, privacy.delta
     whose, change, question, limit = _words(privacy)
-    power = accounting.power_at(accounting.gdp_mu(event), 0.05)
+    power = accounting.power_at(privacy.mu, 0.05)
     if privacy.relation is NeighbourRelation.ZERO_OUT:
-        limit = _worth_under_replace_one(event, delta)
+        limit = _worth_under_replace_one(privacy.events, delta)
     budget = (
         f"It was paid from the budget ledger {privacy.ledger[:8]}…; another build from the same "
         "data is charged there too."
@@ -43,6 +44,7 @@ def statement(certificate: Certificate) -> list[str]:
         f"Someone who sees the vector and may raise 5 % false alarms tells {question} at most "
         f"{_up(100 * power, 2):.15g} % of the time.",
         limit,
+        *_choices(privacy.events),
         "Using the vector costs nothing more, however many questions are asked.",
         budget,
         "It holds towards those who get the vector; whoever built it has seen the records.",
@@ -150,13 +152,29 @@ def _words(privacy: Privacy) -> tuple[str, str, str, str]:
     )
 
 
-def _worth_under_replace_one(event: GaussianEvent, delta: float) -> str:
-    doubled = replace(event, delta2=2 * event.delta2)
-    epsilon = accounting.epsilon_of([doubled], delta)
+def _choices(events: Sequence[Event]) -> list[str]:
+    count = sum(event.count for event in events if isinstance(event, BoundedRangeEvent))
+    if not count:
+        return []
+    made = "one choice that was" if count == 1 else f"{count} choices that were"
+    return [
+        f"These two cover the vector together with {made} made privately from the same records."
+    ]
+
+
+def _worth_under_replace_one(events: Sequence[Event], delta: float) -> str:
+    doubled = [
+        replace(e, delta2=2 * e.delta2)
+        if isinstance(e, GaussianEvent)
+        # A score moves twice as far where a chunk is exchanged, not only emptied.
+        else replace(e, range=2 * e.range)
+        for e in events
+    ]
+    epsilon = accounting.epsilon_of(doubled, delta)
     if epsilon < math.inf:
         worth = f"ε = {_up(epsilon, 4):.15g}"
     else:  # the bound on the slack grows with e^ε and has used δ up
-        least = accounting.gaussian_epsilon(1 / accounting.gdp_mu(doubled), delta)
+        least = accounting.gaussian_epsilon(1 / accounting.gdp_mu(doubled[0]), delta)
         worth = f"an ε above {math.floor(least)}"
     return (
         "zero_out is the relation of the paper. It protects against a whole chunk becoming null, "

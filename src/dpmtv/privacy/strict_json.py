@@ -12,15 +12,15 @@ from enum import StrEnum
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from dpmtv.errors import ArtifactError
-from dpmtv.types import GaussianEvent
+from dpmtv.types import BoundedRangeEvent, GaussianEvent
 
 T = TypeVar("T")
 
 FloatOrInf = Annotated[float, "inf"]
 """A number whose infinity is written as ``"inf"``; every other float must be finite."""
 
-_TAGS: dict[type, str] = {GaussianEvent: "gaussian"}
-"""Classes that carry a ``type`` key, so that later kinds can stand beside them in a list."""
+_TAGS: dict[type, str] = {GaussianEvent: "gaussian", BoundedRangeEvent: "bounded_range"}
+"""Classes that carry a ``type`` key, so that unlike kinds can stand in one list."""
 
 
 def require(condition: bool, key: str, reason: str) -> None:
@@ -88,7 +88,11 @@ def _decode(kind: Any, value: Any, key: str) -> Any:
     if get_origin(kind) is tuple:
         require(isinstance(value, list), key, "must be a list")
         return tuple(_decode(args[0], item, key) for item in value)
-    if get_origin(kind) in (Union, types.UnionType):  # always: something or None
+    if get_origin(kind) in (Union, types.UnionType):  # tagged classes, or something and None
+        if all(arg in _TAGS for arg in args):
+            tag = value.get("type") if isinstance(value, dict) else None
+            # An unknown tag is refused by the first class, as it refuses any but its own.
+            return _decode(next((a for a in args if _TAGS[a] == tag), args[0]), value, key)
         return None if value is None else _decode(args[0], value, key)
     if get_origin(kind) is Literal:
         require(isinstance(value, str) and value in args, key, "is not a known word")
@@ -115,9 +119,9 @@ def _decode_object(kind: Any, value: Any, key: str) -> Any:
     prefix = f"{key}." if key else ""
     hints = get_type_hints(kind, include_extras=True)
     expected = set(hints) | ({"type"} if kind in _TAGS else set())
+    if kind in _TAGS and "type" in value:  # before the keys: another kind has other ones
+        require(value["type"] == _TAGS[kind], prefix + "type", "is unknown")
     for name in value.keys() | expected:
         require(name in expected, prefix + name, "is unknown")
         require(name in value, prefix + name, "is missing")
-    if kind in _TAGS:
-        require(value["type"] == _TAGS[kind], prefix + "type", "is unknown")
     return kind(**{name: _decode(hint, value[name], prefix + name) for name, hint in hints.items()})
