@@ -10,6 +10,7 @@ import argparse
 import json
 import platform
 import shutil
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -31,7 +32,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=EMBEDDED, help="receives model/ and data/")
     parser.add_argument("--data-only", action="store_true", help="write the suite's data and stop")
     parser.add_argument("--seed", type=int, default=1, help="1 is the packaged model's")
-    parser.add_argument("--head-dim", type=int, default=16, help="96 for the wide model")
+    parser.add_argument("--head-dim", type=int, default=16, help="88 for the wide model")
+    parser.add_argument("--bind-steps", type=int, help="of the last stage; wide model: 1000")
     parser.add_argument("--threads", type=int, default=1, help="more round differently")
     options = parser.parse_args()
     splits = load_splits()
@@ -57,6 +59,8 @@ def main() -> None:
     dev = (splits["dev"], cache_features(model, splits["dev"], 1, seed + 3))
     tools = Scaffold(model.model.text_model), Patcher(model.model.text_model)
     for stage in STAGES:
+        if stage.injected and options.bind_steps:
+            stage = replace(stage, steps=options.bind_steps)
         train_text(model, tokenizer, splits["train"], features, dev, work, stage, seed, *tools)
     export_model(model, make_processor(tokenizer), options.output / "model")
     if options.output == EMBEDDED:

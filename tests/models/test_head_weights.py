@@ -84,7 +84,10 @@ def test_a_loss_of_vectors_is_that_of_masks_and_has_a_gradient(model, data):
     assert all(p.grad is None for p in model.model.parameters())
 
 
-def test_the_geometry_has_what_was_learned(model, tasks, heads):
+def test_the_geometry_has_what_was_learned(model, tasks, heads, monkeypatch):
+    few = release_geometry(model, heads, tasks, noise=0.1)
+    assert few.weights is few.gains is few.centre is None, "two rules teach nothing"
+    monkeypatch.setattr("dpmtv.public_tasks.LEAST_TASKS", 2)
     geometry = release_geometry(model, heads, tasks, noise=0.1, steps=3)
     activations = np.concatenate([t.activations for t in tasks])
     centre = np.mean([t.activations.mean(0) for t in tasks], axis=0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +59,10 @@ def run_demo(folder: Path, settings: Settings, progress: Progress) -> Demo:
     demo = Demo()
     with _timed(demo, "load the embedded model and its data"):
         model = load_model("embedded")
-        benchmark = load_benchmark("embedded", DEMO_TASKS)
+        loaded = load_benchmark("embedded", DEMO_TASKS)
+        # Half of the public records: enough here, and public passes take most of the time.
+        known = [record for record in loaded.public if not isinstance(record, str)]
+        benchmark = replace(loaded, public=known[::2])
     with _timed(demo, f"build three task vectors at ε = {EPSILON:g}"):
         for task in benchmark.tasks:
             vector = build_task_vector(
