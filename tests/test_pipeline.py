@@ -10,13 +10,15 @@ import pytest
 from PIL import Image
 
 from dpmtv import pipeline, public_tasks
+from dpmtv.artifact import TaskVector
 from dpmtv.data.demonstrations import BadRow, read_demonstrations
 from dpmtv.errors import DataError, ModelError, PrivacyParameterError, UserError
 from dpmtv.models import atoms, choosing, lexicon, synthetic
 from dpmtv.pipeline import build_task_vector
 from dpmtv.privacy import certificate, ledger, mechanisms
 from dpmtv.privacy.accounting import gdp_mu
-from dpmtv.types import Demonstration
+from dpmtv.privacy.choice import Choice
+from dpmtv.types import BoundedRangeEvent, Demonstration
 
 
 @pytest.fixture
@@ -324,6 +326,19 @@ def test_the_default_pays_for_a_choice_beside_the_release(
         1.0859 * alone.sigma / alone.delta2, rel=1e-3
     )
     assert len(seen) == 1
+
+
+def test_a_decoded_vector_is_saved_and_loaded_as_any_other(
+    model, private, public, undecided, tmp_path, monkeypatch
+):
+    taken = lambda scores, **how: Choice(len(scores) - 1, BoundedRangeEvent(how["range_"], 1))  # noqa: E731
+    monkeypatch.setattr(choosing, "exponential_mechanism", taken)
+    vector = build(model, private, public, shots=1)
+    vector.save_pretrained(tmp_path / "v")
+    loaded = TaskVector.from_pretrained(tmp_path / "v")
+    kept = model.layout.coordinates(vector.heads)
+    assert np.abs(loaded.values[kept]).min() > 0
+    assert not loaded.values[~kept].any(), "heads that were not released hold nothing"
 
 
 def test_a_choice_that_fails_loses_no_release(model, private, public, undecided, monkeypatch):

@@ -87,14 +87,15 @@ def candidate_vectors(
     if float(np.exp(chances.max(1)).mean()) >= SURE:
         return raw[None]
     words = answer_lexicon(model, raw, heads, tried, answers, chances, patch=patch)
-    options = [raw]
+    options, kept = [raw], geometry.layout.coordinates(geometry.heads)
     for rule in public_rules(public, asked):
         if len(rule.classes) > MOST_CLASSES:
             continue
         atoms = rule_atoms(model, geometry, rule, words, queries, shown=shown, progress=progress)
         if atoms is not None:
             found = decode(release, atoms.released, rule.shares, sigma, CANDIDATES)
-            options += [mixture(atoms.whole, rule.shares, one.words) for one in found]
+            # As in the release itself, heads that were not released hold nothing.
+            options += [kept * mixture(atoms.whole, rule.shares, one.words) for one in found]
     return np.stack(options)
 
 
