@@ -156,6 +156,8 @@ def test_options_are_the_release_and_what_it_decodes_to(
     options = candidate_vectors(random_model, geometry, release, 1e-4, heads, public, queries)
     assert options.shape == (9, geometry.layout.size)
     assert np.allclose(options[0], geometry.from_release(release))
-    assert np.allclose(options[1], mixture(atoms.whole, rule.shares, (1, 0)), atol=1e-5)
+    kept = geometry.layout.coordinates(heads)
+    assert np.allclose(options[1], kept * mixture(atoms.whole, rule.shares, (1, 0)), atol=1e-5)
+    assert not options[:, ~kept].any(), "heads that were not released hold nothing"
     known = {record.question for record in public} | {q.question for q in queries}
     assert {p.query.question for p in seen} <= known
