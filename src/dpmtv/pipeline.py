@@ -54,7 +54,7 @@ QueryMode = Literal["public", "private"]
 PatchMode = Literal["prompt", "every-step"]
 
 SHOTS = {"public": 1, "private": 4}
-CHOICE_SHARE = 0.2  # of ε; measured in docs/results.md
+CHOICE_SHARE = 0.2  # of ε: 8.6 % more noise at (1, 1e-5); not tuned
 _LARGEST_CLIP = 1e30  # activations and released values are 32-bit
 
 

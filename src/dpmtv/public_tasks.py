@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 SEARCH_STEPS, WEIGHT_STEPS = 200, 120
 # × the public median norm: of a layer, of all released heads together, and with learned gains;
-# measured in docs/results.md
+# the last two matter little (docs/results.md, "Tried and left out")
 LAYER_CLIP_FACTOR, CLIP_FACTOR, DIRECTION_CLIP_FACTOR = 1.5, 0.5, 0.3
 # What is learned on a few rules serves those and harms others: of four colour rules, two taught and
-# two tried, 61 % were right, and 98 % without.
+# two tried, 61 % were right, and 96 % without (docs/plan.md has the command).
 LEAST_TASKS = 8
 QUERIES = 4  # public ones that a chunk is asked and averaged over
 _SCORING_SHARE = 1 / 3  # of each public task's records, kept apart to score head masks
