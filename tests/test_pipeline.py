@@ -128,7 +128,11 @@ def test_released_noise_has_the_certified_size(model, private, public, monkeypat
         ),
         ({"clip": 1e39}, PrivacyParameterError, "clip"),
         ({"public": "synthetic", "selection": "released"}, PrivacyParameterError, "private rule"),
-        ({"public": "public.jsonl"}, PrivacyParameterError, "list of records"),
+        (
+            {"public": "public.jsonl"},
+            PrivacyParameterError,
+            "public must be one of synthetic, none",
+        ),
     ],
 )
 def test_refused_before_any_pass(model, private, public, options, error, message, monkeypatch):

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import Image
@@ -19,18 +19,35 @@ from dpmtv.artifact import TaskVector, tensor_bytes
 from dpmtv.data.chunks import form_chunks, rows_of_units, units_in_a_chunk
 from dpmtv.data.demonstrations import BadRow, require_good
 from dpmtv.data.partition import fresh_key
-from dpmtv.data.synthetic import SYNTHETIC
 from dpmtv.data.work import open_work, records_sha256, write_report
-from dpmtv.errors import LedgerError, PrivacyParameterError
+from dpmtv.errors import InternalError, LedgerError
 from dpmtv.geometry import ReleaseGeometry
 from dpmtv.models.choosing import choose_decoded
 from dpmtv.models.extraction import preflight
 from dpmtv.models.synthetic import public_records
+from dpmtv.options import (
+    NONE,
+    SHOTS,
+    check_options,
+    clip_source,
+    default_picks,
+    inference_of,
+    picks_of,
+    public_size,
+    relation_of,
+)
 from dpmtv.privacy import certificate as certificates
 from dpmtv.privacy import ledger as ledgers
-from dpmtv.privacy.accounting import check_delta
+from dpmtv.privacy.accounting import check_delta, gdp_mu
 from dpmtv.privacy.mechanisms import GaussianMean, calibrate
 from dpmtv.privacy.sensitivity import NeighbourRelation
+from dpmtv.private_choices import (
+    PrivateVotes,
+    bare_values,
+    made_up_geometry,
+    made_up_queries,
+    plan_choices,
+)
 from dpmtv.public_tasks import (
     SEARCH_STEPS,
     WEIGHT_STEPS,
@@ -41,21 +58,15 @@ from dpmtv.public_tasks import (
     release_geometry,
     select_heads,
 )
-from dpmtv.types import BoundedRangeEvent, Demonstration, HeadLayout, Query
+from dpmtv.types import Demonstration, HeadLayout, Query
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from dpmtv.models.adapters import VisionLanguageModel
+    from dpmtv.options import PatchMode, PrivateClip, PublicWord, QueryMode, SelectionMode
     from dpmtv.public_tasks import Progress
-
-SelectionMode = Literal["public", "released", "all"]
-QueryMode = Literal["public", "private"]
-PatchMode = Literal["prompt", "every-step"]
-
-SHOTS = {"public": 1, "private": 4}
-CHOICE_SHARE = 0.2  # of ε: 8.6 % more noise at (1, 1e-5); not tuned
-_LARGEST_CLIP = 1e30  # activations and released values are 32-bit
+    from dpmtv.types import Event, GaussianEvent
 
 
 def build_task_vector(
@@ -64,17 +75,19 @@ def build_task_vector(
     *,
     epsilon: float,
     delta: float,
-    public: Sequence[Demonstration | BadRow] | Literal["synthetic"] | None = None,
+    public: Sequence[Demonstration | BadRow] | PublicWord | None = None,
     relation: str = NeighbourRelation.REPLACE_ONE,
     unit: str | None = None,
     per_unit: int = 1,
     population: int | None = None,
-    selection: SelectionMode = "public",
+    selection: SelectionMode | None = None,
+    selection_epsilon: float | None = None,
     query: QueryMode | None = None,
     asked: Sequence[str] = (),
     chunks: int | None = None,
     shots: int | None = None,
-    clip: float | None = None,
+    clip: float | PrivateClip | None = None,
+    clip_epsilon: float | None = None,
     per_layer: bool = False,
     choice: float | None = None,
     patch: PatchMode = "every-step",
@@ -119,7 +132,8 @@ def build_task_vector(
         public: public records that select heads and clip norms. With ``task`` values each is an
             answer rule of its own. For ``selection="released"`` they should be answered by the
             private rule, as the paper assumes. ``"synthetic"`` generates them
-            (:mod:`dpmtv.models.synthetic`).
+            (:mod:`dpmtv.models.synthetic`). ``"none"`` does without: heads are chosen privately,
+            queries and clip norm come from a grey picture.
         relation: ``"replace_one"``; ``"add_remove"``, which needs units with ids; or
             ``"zero_out"``, the paper's.
         unit: what the rows' ``unit`` values name (a field such as "patient"); it stands on the
@@ -127,8 +141,13 @@ def build_task_vector(
         per_unit: most records of a unit that serve; a chunk takes as few units as fill it.
         population: a public number that stands for n under ``"add_remove"``.
         selection: ``"public"`` selects heads first, patching public vectors, and releases only
-            those; ``"released"`` (the paper) releases every head and then selects by patching
-            the released vector; ``"all"`` releases and patches every head.
+            those; ``"private"`` lets the private records choose among bands of layers by the
+            exponential mechanism, ``"private-top-k"`` single heads by noisy scores, and then
+            releases these; ``"released"`` (the paper) releases every head and then selects by
+            patching the released vector; ``"all"`` releases and patches every head. By default
+            public, or private with ``public="none"``.
+        selection_epsilon: the part of ε for a private selection, the range of all its picks
+            together; a tenth of ε by default.
         query: ``"public"`` ends every chunk's prompt with public questions about public images
             (the mean over a few of them counts), so that every record is a demonstration and
             may be a chunk alone; ``"private"`` (the paper) with one more record of the chunk.
@@ -137,7 +156,9 @@ def build_task_vector(
             queries ask them; otherwise they are any of the public records'.
         chunks: m; by default as many as the records fill.
         shots: K demonstrations a chunk: 1 by default with public queries, 4 with private ones.
-        clip: one clip norm, in place of public ones.
+        clip: one clip norm, in place of public ones; ``"private"`` picks one near the private
+            median by the exponential mechanism, ``"private-steps"`` by noisy counts.
+        clip_epsilon: the part of ε for a private clip norm; a tenth of ε by default.
         per_layer: clip layer by layer, as the paper does, and not all released heads together.
         choice: the part of ε, as the range E of an exponential mechanism, that goes into a private
             choice among the release as it is and what it decodes to (`candidate_vectors`). By
@@ -158,22 +179,31 @@ def build_task_vector(
     Raises:
         UserError: see the table.
     """
-    relation = _relation(relation)
+    relation = relation_of(relation)
     query = query or ("private" if public is None else "public")
     shots = SHOTS[query] if shots is None else shots
-    _check_options(data, public, selection, query, shots, clip)
-    learned = selection == query == "public" and clip is None and not per_layer
+    selection = selection or ("private" if public == NONE else "public")
+    check_options(data, public, selection, query, shots, clip, per_layer)
+    plan = plan_choices(selection, clip, epsilon, selection_epsilon, clip_epsilon)
+    number = clip if isinstance(clip, int | float) else None
+    learned = (
+        selection.startswith(("public", "private"))
+        and (query, clip, per_layer) == ("public", None, False)
+        and public != NONE
+    )
     if choice is None:
-        picks = default_picks(epsilon, shots) if learned else ()
+        decoding = default_picks(epsilon, shots) if learned else ()
     else:
-        picks = _picks(choice, epsilon, learned)
-    inference = _inference(model, patch, alpha)
+        decoding = picks_of(choice, epsilon, learned)
+    beside: tuple[Event, ...] = (*plan.events(model.layout), *decoding)
+    inference = inference_of(model, patch, alpha)
     units = rows_of_units(data, unit is not None)
     n = public_size(len(units), relation, unit, population, per_unit)
     check_delta(delta, n, allow_large_delta)
     size = shots + (query == "private")
     if chunks is None:
         chunks = max(1, n // units_in_a_chunk(size, per_unit))
+    plan.check(chunks)
     form = partial(
         form_chunks,
         units,
@@ -185,15 +215,16 @@ def build_task_vector(
     form(key=b"")  # refuses sizes that do not fit
     layout = model.layout
     every_head = np.ones(layout.n_heads, dtype=bool)
-    # Refuses an epsilon, delta or clip that cannot be met, before any work is done.
+    # Refuses an epsilon, delta or clip that cannot be met, before any work is done. Where heads or
+    # clip norm are chosen privately, σ/Δ₂ is this one's, whatever is chosen.
     wanted = calibrate(
         epsilon=epsilon,
         delta=delta,
         relation=relation,
         chunks=chunks,
-        clip_norms=(1.0 if clip is None else clip,),
+        clip_norms=(1.0 if number is None else number,),
         block_sizes=(layout.size,),
-        beside=picks,
+        beside=beside,
     )
     book = None
     if ledger is not None and Path(ledger).exists():
@@ -204,25 +235,42 @@ def build_task_vector(
     needed = selection != "all" or clip is None or query == "public"
     used, check = public_records(model, public if needed else None, shots, progress)
     known = require_good(used or (), "the public file")
-    queries = public_queries(known, asked) if query == "public" else []
+    queries = []
+    if query == "public":
+        queries = made_up_queries(asked) if public == NONE else public_queries(known, asked)
     tasks = public_tasks(model, known, shots, query == "private", progress) if known else []
-    heads = (
-        select_heads(model, tasks, patch, search_steps, progress, check=check).heads
-        if selection == "public"
-        else every_head
+    geometry_of: Callable[[np.ndarray], ReleaseGeometry]
+    if public == NONE and number is None:
+        geometry_of = made_up_geometry(model, shots, queries)
+    else:
+        geometry_of = partial(
+            release_geometry,
+            model,
+            tasks=tasks,
+            clip=number,
+            per_layer=per_layer,
+            noise=wanted.event.sigma if learned else None,
+            patch=patch,
+            steps=weight_steps(search_steps),
+            progress=progress,
+        )
+    votes = None
+    if plan.any:
+        votes = PrivateVotes(model, plan, queries, bare_values(model, queries), patch)
+        votes.preflight(shots)
+    heads = every_head
+    if selection == "public":
+        heads = select_heads(model, tasks, patch, search_steps, progress, check=check).heads
+    geometry = None if votes else geometry_of(heads)
+    calibrated = partial(
+        calibrate_for,
+        epsilon=epsilon,
+        delta=delta,
+        relation=relation,
+        chunks=chunks,
+        beside=beside,
     )
-    geometry = release_geometry(
-        model,
-        heads,
-        tasks,
-        clip=clip,
-        per_layer=per_layer,
-        noise=wanted.event.sigma if learned else None,
-        patch=patch,
-        steps=weight_steps(search_steps),
-        progress=progress,
-    )
-    mechanism = calibrate_for(geometry, epsilon, delta, relation, chunks, picks)
+    mechanism = calibrated(geometry) if geometry else wanted
 
     book_id = None
     with contextlib.ExitStack() as stack:
@@ -232,7 +280,7 @@ def build_task_vector(
                 [records_sha256(data), str(relation), unit, per_unit, chunks, shots],
                 [_hash_records(queries), str(model.identity)],
                 [inference.prompt_template_sha256, inference.dtype],
-                [geometry.sha256, model.instruction],
+                [geometry.sha256 if geometry else plan.selection, model.instruction],
             ]
             kept = stack.enter_context(open_work(Path(work), decides))
         members = form(key=kept.key if kept else fresh_key())
@@ -240,12 +288,16 @@ def build_task_vector(
         if report is not None:  # a file that cannot be written must not cost the budget
             write_report(Path(report), data, members, null)
 
-        def coordinates() -> Iterator[np.ndarray | None]:
+        def each_chunk() -> Iterator[np.ndarray | None]:
+            """Of each chunk its coordinates, or where it votes activations and votes."""
             for place, rows in enumerate(members):
                 done, values = kept.load(place) if kept else (False, None)
                 if not done:
-                    found = chunk_values(model, rows, queries)
-                    values = None if found is None else geometry.to_release(found)
+                    if geometry is None:
+                        values = votes.of(rows) if votes else None
+                    else:
+                        found = chunk_values(model, rows, queries)
+                        values = None if found is None else geometry.to_release(found)
                     if kept:
                         kept.store(place, values)
                 if values is None or not np.isfinite(values).all():  # the clip makes it zero
@@ -263,6 +315,13 @@ def build_task_vector(
             book_id = book.id
             paid = book.reserve(mechanism.events, relation=relation, unit=unit, part=part)
             stack.enter_context(paid)
+        charge = paid.charge if paid else None
+        booked = mechanism.event
+        coordinates: Iterable[np.ndarray | None] = each_chunk()
+        if votes:
+            heads, geometry, coordinates = votes.choose(coordinates, heads, geometry_of, charge)
+            mechanism = calibrated(geometry, largest=layout.size)
+        assert geometry is not None
         privacy = certificates.privacy_of(  # refuses what no certificate can say, before paying
             mechanism,
             unit=unit,
@@ -272,14 +331,14 @@ def build_task_vector(
             shots=shots,
             query=query,
             queries_sha256=_hash_records(queries) if queries else None,
-            clip_source="public" if clip is None else "option",
+            clip_source=clip_source(clip, public),
             released_heads=[np.flatnonzero(p).tolist() for p in layout.split(geometry.heads)],
             geometry_sha256=geometry.sha256,
         )
-        release = mechanism.release(coordinates(), charge=paid.charge if paid else None)
+        release = mechanism.release(coordinates, partial(_pay, charge, booked) if charge else None)
         # The vector is paid for: what cannot be done or written now must not lose it.
         values = geometry.from_release(release.value)
-        if picks:
+        if decoding:
             values = choose_decoded(
                 model,
                 geometry,
@@ -287,12 +346,12 @@ def build_task_vector(
                 mechanism.event.sigma,
                 heads,
                 members,
-                picks[0],
+                decoding[0],
                 public=known,
                 queries=queries,
                 asked=asked,
                 patch=patch,
-                charge=paid.charge if paid else None,
+                charge=charge,
                 progress=progress,
             )
         try:
@@ -325,111 +384,6 @@ def build_task_vector(
     return TaskVector(values, heads, certificate)
 
 
-def default_picks(epsilon: float, shots: int) -> tuple[BoundedRangeEvent, ...]:
-    """The private choice beside a release by the default recipe; atoms are of one demonstration."""
-    return (BoundedRangeEvent(range=CHOICE_SHARE * epsilon, count=1),) if shots == 1 else ()
-
-
-def _picks(choice: float, epsilon: float, learned: bool) -> tuple[BoundedRangeEvent, ...]:
-    if not 0 <= choice < epsilon:
-        raise PrivacyParameterError("the choice takes a part of epsilon: from 0, below epsilon")
-    if choice and not learned:
-        raise PrivacyParameterError(
-            "the choice is among what public records decode: it needs public selection, public "
-            "queries and one public clip norm"
-        )
-    return (BoundedRangeEvent(range=float(choice), count=1),) if choice else ()
-
-
-def public_size(
-    units: int, relation: NeighbourRelation, unit: str | None, population: int | None, per_unit: int
-) -> int:
-    """The public n: the number of units, or the declared population where that is private."""
-    if unit is not None and (not unit.strip() or unit == "record"):
-        raise PrivacyParameterError(
-            'the unit needs a name, and "record" is what it is called without'
-        )
-    if relation is not NeighbourRelation.ADD_REMOVE:
-        if population is not None:
-            raise PrivacyParameterError(
-                f"under {relation} the number of units is public and counted; a population is "
-                "declared for add_remove alone"
-            )
-        _check_per_unit(per_unit, unit)
-        return units
-    if unit is None:
-        raise PrivacyParameterError(
-            "add_remove sends units to chunks by their ids: name the field that holds them (unit)"
-        )
-    if population is None or population < 1:
-        raise PrivacyParameterError(
-            "under add_remove the number of units is private: declare a public population, such as "
-            "the number of beds, clients or licences"
-        )
-    _check_per_unit(per_unit, unit)
-    return population
-
-
-def _check_per_unit(per_unit: int, unit: str | None) -> None:
-    if per_unit < 1 or (per_unit > 1 and unit is None):
-        raise PrivacyParameterError("per_unit counts records of a named unit, from 1")
-
-
-def _check_options(
-    data: Sequence[Demonstration | BadRow],
-    public: Sequence[Demonstration | BadRow] | Literal["synthetic"] | None,
-    selection: SelectionMode,
-    query: QueryMode,
-    shots: int,
-    clip: float | None,
-) -> None:
-    """Refuse options that cannot work, before anything is read or drawn."""
-    if selection not in get_args(SelectionMode):
-        raise PrivacyParameterError(
-            f"selection must be one of {', '.join(get_args(SelectionMode))}"
-        )
-    if query not in get_args(QueryMode):
-        raise PrivacyParameterError(f"query must be one of {', '.join(get_args(QueryMode))}")
-    if isinstance(public, str) and (public != SYNTHETIC or selection == "released"):
-        raise PrivacyParameterError(
-            'public is a list of records or "synthetic"; the paper\'s selection needs records that '
-            "are answered by the private rule"
-        )
-    if public is data:
-        raise PrivacyParameterError("the private records were given as the public ones too")
-    if public is None and (selection != "all" or clip is None):
-        raise PrivacyParameterError(
-            "heads and clip norms come from public records: give some, or a clip norm and "
-            'selection="all"'
-        )
-    if query == "public" and not public:
-        raise PrivacyParameterError(
-            "public queries come from public records: give some, or ask a private record of each "
-            'chunk (query="private")'
-        )
-    if shots < 1:
-        raise PrivacyParameterError("a chunk needs at least one demonstration (shots)")
-    if clip is not None and not clip < _LARGEST_CLIP:
-        raise PrivacyParameterError("the clip norm is too large for 32-bit activations")
-
-
-def _inference(
-    model: VisionLanguageModel, patch: PatchMode, alpha: float
-) -> certificates.Inference:
-    """How the vector will be used; made first, so that a bad option costs no release."""
-    if patch not in get_args(PatchMode):
-        raise PrivacyParameterError(f"patch must be one of {', '.join(get_args(PatchMode))}")
-    if not 0 < alpha <= 1:
-        raise PrivacyParameterError("alpha must be above 0 and at most 1")
-    return certificates.Inference(
-        patch=patch,
-        alpha=float(alpha),
-        prompt_template_sha256=model.prompt_template_sha256,
-        answer_instruction=model.instruction,
-        dtype=model.dtype,
-    )
-
-
 def weight_steps(search_steps: int) -> int:
     """Steps of learning head weights that go with so many of a head search."""
     return max(1, search_steps * WEIGHT_STEPS // SEARCH_STEPS)
@@ -441,11 +395,11 @@ def relative_noise(
     delta: float,
     relation: str,
     chunks: int,
-    picks: Sequence[BoundedRangeEvent] = (),
+    beside: Sequence[Event] = (),
 ) -> float:
     """Standard deviation of a released coordinate's noise, in units of a single clip norm."""
     whole = ReleaseGeometry(layout, np.ones(layout.n_heads, dtype=bool), (1.0,))
-    return calibrate_for(whole, epsilon, delta, relation, chunks, picks).event.sigma
+    return calibrate_for(whole, epsilon, delta, relation, chunks, beside).event.sigma
 
 
 def calibrate_for(
@@ -454,26 +408,27 @@ def calibrate_for(
     delta: float,
     relation: str,
     chunks: int,
-    picks: Sequence[BoundedRangeEvent] = (),
+    beside: Sequence[Event] = (),
+    largest: int = 0,
 ) -> GaussianMean:
-    """The Gaussian mechanism of a geometry, with room for picks beside it."""
+    """The Gaussian mechanism of a geometry, with room for what is beside it (see `calibrate`)."""
     return calibrate(
         epsilon=epsilon,
         delta=delta,
-        relation=_relation(relation),
+        relation=relation_of(relation),
         chunks=chunks,
         clip_norms=geometry.clip_norms,
         block_sizes=geometry.block_sizes,
-        beside=picks,
+        beside=beside,
+        largest=largest,
     )
 
 
-def _relation(name: str) -> NeighbourRelation:
-    try:
-        return NeighbourRelation(name)
-    except ValueError:
-        known = ", ".join(NeighbourRelation)
-        raise PrivacyParameterError(f"unknown neighbour relation; choose one of {known}") from None
+def _pay(charge: Callable[[Event], None], booked: GaussianEvent, event: GaussianEvent) -> None:
+    """Charge what was booked before private choices decided the clip norm and the heads."""
+    if gdp_mu(event) > gdp_mu(booked) * (1 + 1e-12) or event.scale != booked.scale:
+        raise InternalError("the release costs more than what was booked for it")
+    charge(booked)
 
 
 def _hash_records(records: Sequence[Demonstration | Query]) -> str:

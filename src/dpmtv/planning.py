@@ -29,7 +29,8 @@ from dpmtv.evaluation.rehearsal import (
 from dpmtv.geometry import ReleaseGeometry
 from dpmtv.models.extraction import preflight
 from dpmtv.models.synthetic import public_records
-from dpmtv.pipeline import calibrate_for, public_size
+from dpmtv.options import public_size
+from dpmtv.pipeline import calibrate_for
 from dpmtv.privacy.accounting import check_delta
 from dpmtv.privacy.sensitivity import NeighbourRelation
 from dpmtv.public_tasks import SEARCH_STEPS

@@ -174,7 +174,7 @@ BAD_VALUES = [
     ("privacy.clip_norms", [1.5]),
     ("privacy.clip_norms.0", -1.5),
     ("privacy.clip_norms.0", math.nan),
-    ("privacy.clip_source", "private"),
+    ("privacy.clip_source", "measured"),
     ("privacy.released_heads", [[0, 2], []]),
     ("privacy.released_heads.0", [0, 3]),
     ("privacy.released_heads.0", [2, 0]),
@@ -267,6 +267,18 @@ def test_two_events_are_refused(path):
     data["privacy"]["events"] *= 2
     write_data(path, data)
     with pytest.raises(ArtifactError, match=r"privacy\.events must be the vector's one gaussian"):
+        certificate.read(path)
+
+
+@pytest.mark.parametrize(
+    ("place", "value"), [("selection.mode", "private"), ("privacy.clip_source", "private")]
+)
+def test_a_private_choice_that_nobody_paid_for_is_refused(path, place, value):
+    data = data_of(path, make())
+    put(data, place, value)
+    put(data, "selection.source_sha256", OTHER if data["selection"]["mode"] == "public" else None)
+    write_data(path, data)
+    with pytest.raises(ArtifactError, match=r"privacy\.events lack a private choice"):
         certificate.read(path)
 
 

@@ -15,7 +15,8 @@ import numpy as np
 
 from dpmtv.errors import DataError
 from dpmtv.evaluation.metrics import exact_match
-from dpmtv.pipeline import calibrate_for, default_picks, relative_noise, weight_steps
+from dpmtv.options import default_picks
+from dpmtv.pipeline import calibrate_for, relative_noise, weight_steps
 from dpmtv.privacy.mechanisms import clipped_mean
 from dpmtv.public_tasks import (
     PublicTask,

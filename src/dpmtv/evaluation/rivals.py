@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
     from dpmtv.geometry import ReleaseGeometry
     from dpmtv.models.adapters import PreparedQueries, VisionLanguageModel
-    from dpmtv.pipeline import PatchMode
+    from dpmtv.options import PatchMode
     from dpmtv.types import Demonstration
 
 _GRID = 2**53  # of probabilities: p and 1 − p are both float64

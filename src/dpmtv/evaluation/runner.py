@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from dpmtv.data.demonstrations import require_good
 from dpmtv.data.partition import partition
 from dpmtv.errors import DataError
 from dpmtv.evaluation.metrics import exact_match
+from dpmtv.evaluation.private_only import PrivateOnly
 from dpmtv.evaluation.rivals import Rivals, with_words
 from dpmtv.evaluation.rows import result_rows
 from dpmtv.evaluation.settings import (
@@ -53,7 +55,7 @@ if TYPE_CHECKING:
     from dpmtv.geometry import ReleaseGeometry
     from dpmtv.models.adapters import VisionLanguageModel
     from dpmtv.models.atoms import Shown
-    from dpmtv.pipeline import QueryMode
+    from dpmtv.options import QueryMode
     from dpmtv.public_tasks import Progress
     from dpmtv.types import Demonstration
 
@@ -329,6 +331,9 @@ class _Measure:
     def _releases(self, name: str, draw: int, m: int) -> None:
         """One geometry: the release and the controls, at every level."""
         s, recipe = self.study.settings, GEOMETRIES[name]
+        if recipe.alone:
+            self._alone(recipe, draw, m)
+            return
         used = {"pure noise": None, "dp-mtv": self.task, "other task": self.other}
         if self.other is None:
             del used["other task"]
@@ -365,6 +370,33 @@ class _Measure:
                     method, recipe.words, recipe.query, m, len(release.value), *level
                 )
                 self._patched(setting, vector, heads)
+
+    def _alone(self, recipe: Recipe, draw: int, m: int) -> None:
+        """A release without public records, at every level."""
+        s, task, query = self.study.settings, self.task, recipe.query
+        if "dp-mtv" not in s.methods:
+            return
+        drawn = _draw_records(s, task, query, draw, m)
+        for relation, epsilon in _levels(s, ""):
+            if epsilon is None:
+                continue
+            if recipe.alone == "ours":
+                found = self.alone.ours(recipe, drawn, epsilon, relation)
+            else:
+                chunks = _draw_activations(self.study, task, query, draw, m)
+                first = drawn[:: s.size(query)]
+                found = self.alone.paper(chunks, first, epsilon, relation)
+            if found is None:
+                continue
+            vector, heads, size = found
+            setting = self._setting("dp-mtv", recipe.words, query, m, size, relation, epsilon)
+            self._patched(setting, vector, heads)
+
+    @cached_property
+    def alone(self) -> PrivateOnly:
+        """This task without public records."""
+        s = self.study.settings
+        return PrivateOnly(self.study.model, self.task, s.patch, s.delta)
 
     def _chosen(
         self,

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dpmtv.pipeline import CHOICE_SHARE, SHOTS
+from dpmtv.options import CHOICE_SHARE, SHOTS
 from dpmtv.public_tasks import SEARCH_STEPS
 
 if TYPE_CHECKING:
-    from dpmtv.pipeline import PatchMode, QueryMode
+    from dpmtv.options import PatchMode, PrivateClip, QueryMode
+    from dpmtv.private_choices import PrivateSelection
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,9 @@ class Recipe:
     learned: bool = False  # weights and gains of the heads, about the mean of public tasks
     choice: float = 0.0  # share of ε for a private choice of what the release decodes to
     mask_from_release: bool = False
+    alone: str = ""  # "ours" or "paper": without public records, heads chosen privately
+    clip: PrivateClip | None = None  # chosen privately too
+    selection: PrivateSelection = "private"
 
 
 GEOMETRIES = {
@@ -49,6 +53,27 @@ GEOMETRIES = {
         "public",
         per_layer=False,
         learned=True,
+    ),
+    "private-only": Recipe(
+        "private band of layers, one clip, grey query", "public", per_layer=False, alone="ours"
+    ),
+    "private-only-clip": Recipe(
+        "private band of layers, private clip, grey query",
+        "public",
+        per_layer=False,
+        alone="ours",
+        clip="private",
+    ),
+    "private-only-top-k": Recipe(
+        "private top heads, one clip, grey query",
+        "public",
+        per_layer=False,
+        alone="ours",
+        selection="private-top-k",
+    ),
+    "paper-private-only": Recipe(
+        "all heads, clip per layer, private band after the release, basic composition",
+        alone="paper",
     ),
 }
 UNCLIPPED = "selected heads, no clip"

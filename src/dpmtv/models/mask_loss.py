@@ -82,12 +82,13 @@ class MaskLoss:
     @torch.no_grad()
     def right(
         self,
-        vectors: Float[np.ndarray, "rows coordinates"],
-        heads: Bool[np.ndarray, " heads"],
+        vectors: Float[np.ndarray, "#rows coordinates"],
+        heads: Bool[np.ndarray, "*#rows heads"],
         at: int,
     ) -> Bool[np.ndarray, " rows"]:
         """Whether example ``at`` is answered exactly under each vector; see `answered_right`."""
-        values, masks = self.model.by_layer(vectors), np.tile(heads, (len(vectors), 1))
+        values = self.model.by_layer(vectors)
+        masks = np.tile(heads, (len(vectors), 1)) if heads.ndim == 1 else heads
         if self._prefix_is_exact is None:
             self._prefix_is_exact = self._compare(values, masks, at)
         if not self._prefix_is_exact:
@@ -204,8 +205,8 @@ def answered_right(
     model: VisionLanguageModel,
     prompt: Prompt,
     answer: Sequence[int],
-    vectors: Float[np.ndarray, "rows coordinates"],
-    heads: Bool[np.ndarray, " heads"],
+    vectors: Float[np.ndarray, "#rows coordinates"],
+    heads: Bool[np.ndarray, "*#rows heads"],
     patch: str,
     rows_a_pass: int = 8,
 ) -> Bool[np.ndarray, " rows"]:
@@ -218,12 +219,12 @@ def answered_right(
         model: the model.
         prompt: one prompt.
         answer: its answer's tokens; any end token serves at the end.
-        vectors: what to patch with, one result for each.
-        heads: the head mask of all.
+        vectors: what to patch with, one result for each; or one for all masks.
+        heads: the head mask of all, or one for each result.
         patch: as at inference.
-        rows_a_pass: vectors in one batch.
+        rows_a_pass: results in one batch.
     """
-    masks = np.tile(heads, (len(vectors), 1))
+    masks = np.tile(heads, (len(vectors), 1)) if heads.ndim == 1 else heads
     answer_ids = torch.tensor(answer, device=model.device)
     passes = _whole_passes(
         model, prompt, answer_ids, model.by_layer(vectors), masks, patch, rows_a_pass

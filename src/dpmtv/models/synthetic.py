@@ -218,11 +218,13 @@ def answered_in_context(
 
 def public_records(
     model: VisionLanguageModel,
-    public: Sequence[Demonstration | BadRow] | Literal["synthetic"] | None,
+    public: Sequence[Demonstration | BadRow] | Literal["synthetic", "none"] | None,
     shots: int,
     progress: Progress = lambda _what, _done, _total: None,
 ) -> tuple[Sequence[Demonstration | BadRow] | None, SyntheticPublic | None]:
-    """Given records as they are; for the word "synthetic" generated ones, and how to check them."""
+    """Given records as they are; for "synthetic" generated ones, and how to check them."""
+    if public == "none" or public is None:
+        return None, None
     if not isinstance(public, str):
         return public, None
     made = synthetic_public(model, shots, progress)

@@ -198,26 +198,26 @@ def epsilon_of(events: Sequence[Event], delta: float) -> float:
     return math.inf
 
 
-def gaussian_beside(picks: Sequence[BoundedRangeEvent], epsilon: float, delta: float) -> float:
-    """σ/Δ₂ of one Gaussian release that is (ε, δ)-private together with ``picks``.
+def gaussian_beside(others: Sequence[Event], epsilon: float, delta: float) -> float:
+    """σ/Δ₂ of one Gaussian release that is (ε, δ)-private together with ``others``.
 
     Guarantee:
         The smallest that `epsilon_of` accepts, but for 1e-11 (relative); `noise_multiplier`
-        without picks.
+        without others.
 
     Raises:
-        PrivacyParameterError: ε or δ that cannot be met; the picks alone cost more.
+        PrivacyParameterError: ε or δ that cannot be met; the others alone cost more.
     """
     alone = noise_multiplier(epsilon, delta)
-    if not picks:
+    if not others:
         return alone
-    mu = _room(picks, epsilon, delta)
-    if not mu > 0:
+    left = _left(others, epsilon, delta)
+    if not left > 0:
         raise PrivacyParameterError(
             f"the private choices leave nothing of epsilon {epsilon:g} at delta {delta:g}; raise "
             "epsilon or lower their range"
         )
-    return max(alone, 1 / mu) * (1 + 1e-11)
+    return max(alone, 1 / math.sqrt(left)) * (1 + 1e-11)
 
 
 def further_epsilon(events: Sequence[Event], epsilon: float, delta: float) -> float:
@@ -229,13 +229,18 @@ def further_epsilon(events: Sequence[Event], epsilon: float, delta: float) -> fl
     """
     if not events:
         return epsilon
-    gaussians = [event for event in events if isinstance(event, GaussianEvent)]
-    picks = [event for event in events if isinstance(event, BoundedRangeEvent)]
-    room = 0.999 * delta - sum(discreteness_slack(epsilon, e.d, e.scale) for e in gaussians)
-    left = _room(picks, epsilon, room) ** 2 - math.fsum(gdp_mu(e) ** 2 for e in gaussians)
+    left = _left(events, epsilon, 0.999 * delta)
     if left <= 0:
         return 0.0
     return math.floor(gaussian_epsilon(1 / math.sqrt(left), delta) * 1e4) / 1e4
+
+
+def _left(events: Sequence[Event], epsilon: float, delta: float) -> float:
+    """Largest μ² of a Gaussian release that is (ε, δ)-private together with ``events``."""
+    gaussians = [event for event in events if isinstance(event, GaussianEvent)]
+    picks = [event for event in events if isinstance(event, BoundedRangeEvent)]
+    room = delta - sum(discreteness_slack(epsilon, e.d, e.scale) for e in gaussians)
+    return _room(picks, epsilon, room) ** 2 - math.fsum(gdp_mu(e) ** 2 for e in gaussians)
 
 
 def _room(picks: Sequence[BoundedRangeEvent], epsilon: float, delta: float) -> float:

@@ -46,6 +46,9 @@ _DECLARED = "goes with add_remove, where the number of units is private"
 _EPSILON_TOLERANCE = 1e-6
 
 
+ClipSource = Literal["option", "public", "made-up", "private", "private-steps"]
+
+
 @dataclass(frozen=True)
 class ModelIdentity:
     """The model that the vector belongs to: hub id and commit, or a hash of its weights.
@@ -95,7 +98,8 @@ class Privacy:
         query: whose example a chunk's last question is.
         queries_sha256: names the public queries, where there are any.
         clip_norms: C_b of each block.
-        clip_source: where the clip norms come from; never the private data.
+        clip_source: where the clip norms come from: an option, public records, prompts made up for
+            the purpose, or private choices, which are events.
         released_heads: per hooked layer, the indices of its released heads, ascending.
         block_sizes: coordinates of each block.
         geometry_sha256: names the map from activations to what was clipped: heads, clip norms,
@@ -108,7 +112,8 @@ class Privacy:
         scale: standard deviation of the noise on the sum, in grid units.
         sampler: noise sampler and its version.
         accountant: accountant and its version.
-        events: every release that ε and δ cover: the vector, then the picks made beside it.
+        events: every release that ε and δ cover: the vector, then in their order the choices made
+            beside it: of heads, of the clip norm, of what the vector decodes to.
     """
 
     relation: NeighbourRelation
@@ -121,7 +126,7 @@ class Privacy:
     query: Literal["private", "public"]
     queries_sha256: str | None
     clip_norms: tuple[float, ...]
-    clip_source: Literal["option", "public"]
+    clip_source: ClipSource
     released_heads: tuple[tuple[int, ...], ...]
     block_sizes: tuple[int, ...]
     geometry_sha256: str | None
@@ -176,20 +181,21 @@ class Privacy:
             require(bare, "privacy.epsilon", "is infinite, and yet noise is described")
         else:
             kinds = [type(event) for event in self.events]
-            picks = [BoundedRangeEvent] * (len(kinds) - 1)
-            one = "must be the vector's one gaussian event, then its picks"
-            require(kinds == [GaussianEvent, *picks], "privacy.events", one)
+            one = "must be the vector's one gaussian event, then its choices"
+            steps = self.clip_source == "private-steps"
+            require(kinds[:1] == [GaussianEvent], "privacy.events", one)
+            require((GaussianEvent in kinds[1:]) == steps, "privacy.events", one)
             require(None not in price, "privacy", f"a finite epsilon needs {', '.join(_PRICE)}")
 
 
 @dataclass(frozen=True)
 class Selection:
-    """How the heads were chosen: not at all, on public data, or from the released vector.
+    """How the heads were chosen: not at all, on public data, privately, or from the release.
 
     ``source_sha256`` names the public records that heads or clip norms come from.
     """
 
-    mode: Literal["all", "public", "released"]
+    mode: Literal["all", "public", "released", "private", "private-top-k"]
     source_sha256: str | None
 
     def __post_init__(self) -> None:
@@ -234,9 +240,14 @@ class Certificate:
         require(self.format_version == _FORMAT_VERSION, "format_version", "is unknown")
         _matches(self.product_version, "product_version", _VERSION)
         _matches(self.tensor_sha256, "tensor_sha256", _SHA256)
-        public = self.selection.mode != "all" or self.privacy.clip_source == "public"
+        mode, clip = self.selection.mode, self.privacy.clip_source
+        public = mode in ("public", "released") or clip == "public"
         sourced = self.selection.source_sha256 is not None
         require(public == sourced, "selection.source_sha256", "must name the public records used")
+        picks = sum(isinstance(event, BoundedRangeEvent) for event in self.privacy.events)
+        named = mode.startswith("private") + (clip == "private")
+        paid = self.privacy.epsilon == math.inf or picks >= named
+        require(paid, "privacy.events", "lack a private choice that selection or clip norm name")
         heads, released = self.model.heads, self.privacy.released_heads
         key = "privacy.released_heads"
         require(len(released) == len(heads), key, "must have one list per layer of model.heads")
@@ -256,7 +267,7 @@ def privacy_of(
     shots: int,
     query: Literal["private", "public"],
     queries_sha256: str | None = None,
-    clip_source: Literal["option", "public"],
+    clip_source: ClipSource,
     released_heads: Sequence[Sequence[int]],
     geometry_sha256: str | None = None,
 ) -> Privacy:
@@ -349,7 +360,8 @@ def verify(certificate: Certificate, tensor_sha256: str) -> list[str]:
     together = len(privacy.block_sizes) == 1
     every_head = tuple(tuple(range(count)) for count in model.heads)
     require(
-        certificate.selection.mode == "public" or privacy.released_heads == every_head,
+        certificate.selection.mode not in ("all", "released")
+        or privacy.released_heads == every_head,
         "selection.mode",
         "says that every head was released, but the list of heads is shorter",
     )
@@ -377,16 +389,16 @@ def _verify_noise(privacy: Privacy) -> list[str]:
             delta=delta,
             grid=grid,
             scale=scale,
-            beside=tuple(e for e in privacy.events if isinstance(e, BoundedRangeEvent)),
+            beside=privacy.events[1:],
         )
     except (PrivacyParameterError, OverflowError) as error:
         raise ArtifactError(f"certificate: privacy: {error}") from error
-    event, picks = mechanism.event, mechanism.beside
+    event, others = mechanism.event, mechanism.beside
     for field in fields(event):
         same = getattr(privacy.events[0], field.name) == getattr(event, field.name)
         require(same, f"privacy.events.{field.name}", "does not follow from the other fields")
     # Only division is the same to the last digit everywhere.
-    expected, off = accounting.gdp_mu(*mechanism.events), 1e-11 if picks else 0.0
+    expected, off = accounting.gdp_mu(*mechanism.events), 1e-11 if others else 0.0
     same = math.isclose(mu, expected, rel_tol=off)
     require(same, "privacy.mu", "does not follow from the events")
     slack = accounting.discreteness_slack(privacy.epsilon, event.d, event.scale)
@@ -394,23 +406,25 @@ def _verify_noise(privacy: Privacy) -> list[str]:
     close = privacy.slack is not None and math.isclose(privacy.slack, slack, rel_tol=1e-12)
     require(close, "privacy.slack", "is not what the sampler needs")
     epsilon = accounting.epsilon_of(mechanism.events, delta)
+    # Where a choice decided how many coordinates there are, the noise has room for the most.
+    most = accounting.epsilon_of(mechanism.events, 0.999 * delta) if others else epsilon
     require(
-        privacy.epsilon <= epsilon * (1 + _EPSILON_TOLERANCE),
+        privacy.epsilon <= most * (1 + _EPSILON_TOLERANCE),
         "privacy.epsilon",
         "does not belong to this event and this delta",
     )
     return [
         f"The sensitivity follows from {privacy.relation}, {privacy.chunks} chunks and the clip "
         "norms; the noise follows from the grid.",
-        f"The event{_and_picks(picks)} costs ε = {epsilon:.6g} at δ = {delta:g}, sampler slack "
+        f"The event{_and_others(others)} costs ε = {epsilon:.6g} at δ = {delta:g}, sampler slack "
         f"included; stated is {privacy.epsilon:g}.",
     ]
 
 
-def _and_picks(picks: Sequence[BoundedRangeEvent]) -> str:
-    if not picks:
+def _and_others(others: Sequence[Event]) -> str:
+    if not others:
         return ""
-    count = sum(pick.count for pick in picks)
+    count = sum(e.count if isinstance(e, BoundedRangeEvent) else 1 for e in others)
     return f", with {count} private choice{'s' if count > 1 else ''},"
 
 

@@ -24,6 +24,14 @@ class Choice:
     event: BoundedRangeEvent
 
 
+@dataclass(frozen=True)
+class TopK:
+    """The options that were picked, the first one first, and the event that pays for all."""
+
+    indices: tuple[int, ...]
+    event: BoundedRangeEvent
+
+
 def exponential_mechanism(
     scores: Int64[np.ndarray, " options"],
     *,
@@ -61,22 +69,74 @@ def exponential_mechanism(
         PrivacyParameterError: a sensitivity or range that cannot be used.
         InternalError: no option.
     """
-    if sensitivity < 1:
-        raise PrivacyParameterError(f"the sensitivity must be at least 1, not {sensitivity}")
-    if not (math.isfinite(range_) and range_ > 0):
-        raise PrivacyParameterError(f"the range must be a positive, finite number, not {range_}")
+    scale = _gumbel_scale(sensitivity, range_, monotone)
     if not len(scores):
         raise InternalError("there is no option to choose from")
-    exact = Fraction(sensitivity if monotone else 2 * sensitivity) / Fraction(range_)
-    if exact >= _INT64_LIMIT:
-        raise PrivacyParameterError(f"a range of {range_:g} needs too much noise; raise it")
-    scale = float(exact)
-    if Fraction(scale) < exact:
-        scale = math.nextafter(scale, math.inf)
     event = BoundedRangeEvent(range=float(range_), count=1)
     if charge is not None:
         charge(event)
     return Choice(_noisy_max(scores, scale), event)
+
+
+def noisy_top_k(
+    scores: Int64[np.ndarray, " options"],
+    k: int,
+    *,
+    sensitivity: int,
+    range_: float,
+    monotone: bool = False,
+    charge: Callable[[BoundedRangeEvent], None] | None = None,
+) -> TopK:
+    """The k options with the highest scores plus Gumbel noise, drawn once for all of them.
+
+    The same law as k picks of `exponential_mechanism` one after the other, each among the options
+    that are left (Durfee and Rogers 2019, Lemma 4.2), which is how it is drawn here.
+
+    Guarantee:
+        k composed picks of range ``range_`` / k: the event on the result, paid by one ``charge``
+        before anything is drawn. Otherwise as `exponential_mechanism`.
+
+    ======================  ==================================================
+    as many options as k    all of them, in a noisy order, and charged
+    ======================  ==================================================
+
+    Args:
+        scores: of the options, whole numbers.
+        k: how many options.
+        sensitivity: Δ, the most that one unit moves any score.
+        range_: E of all picks together.
+        monotone: see `exponential_mechanism`.
+        charge: books the event; raises to refuse.
+
+    Raises:
+        PrivacyParameterError: a sensitivity or range that cannot be used.
+        InternalError: fewer options than k, or k below 1.
+    """
+    if not 1 <= k <= len(scores):
+        raise InternalError(f"{k} of {len(scores)} options were asked for")
+    scale = _gumbel_scale(sensitivity, range_ / k, monotone)
+    event = BoundedRangeEvent(range=range_ / k, count=k)
+    if charge is not None:
+        charge(event)
+    left, picked = np.arange(len(scores)), []
+    for _ in range(k):
+        place = _noisy_max(scores[left], scale)
+        picked.append(int(left[place]))
+        left = np.delete(left, place)
+    return TopK(tuple(picked), event)
+
+
+def _gumbel_scale(sensitivity: int, range_: float, monotone: bool) -> float:
+    """Δ/E or 2Δ/E, rounded up."""
+    if sensitivity < 1:
+        raise PrivacyParameterError(f"the sensitivity must be at least 1, not {sensitivity}")
+    if not (math.isfinite(range_) and range_ > 0):
+        raise PrivacyParameterError(f"the range must be a positive, finite number, not {range_}")
+    exact = Fraction(sensitivity if monotone else 2 * sensitivity) / Fraction(range_)
+    if exact >= _INT64_LIMIT:
+        raise PrivacyParameterError(f"a range of {range_:g} needs too much noise; raise it")
+    scale = float(exact)
+    return math.nextafter(scale, math.inf) if Fraction(scale) < exact else scale
 
 
 def clipped_scores(

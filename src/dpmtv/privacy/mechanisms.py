@@ -14,7 +14,7 @@ from dpmtv.errors import InternalError, PrivacyParameterError
 from dpmtv.privacy import accounting
 from dpmtv.privacy.clipping import clip_to_grid
 from dpmtv.privacy.sensitivity import NeighbourRelation, l2_sensitivity
-from dpmtv.types import BoundedRangeEvent, Event, GaussianEvent, Release
+from dpmtv.types import Event, GaussianEvent, Release
 
 # Every clip radius spans at least this many grid units, so that cutting toward zero costs less
 # than a millionth of the radius. A finer grid costs no privacy and no time; the noise scale is
@@ -31,8 +31,8 @@ class GaussianMean:
     """One private mean of clipped chunks: all of its public parameters. Made by `calibrate`.
 
     Guarantee:
-        `release` is (ε, δ)-differentially private under ``relation``, together with the picks
-        ``beside``. An instance that promises more than its noise pays for cannot be made.
+        `release` is (ε, δ)-differentially private under ``relation``, together with all that is
+        ``beside`` it. An instance that promises more than its noise pays for cannot be made.
 
     Args:
         relation: the neighbour relation.
@@ -43,8 +43,8 @@ class GaussianMean:
         delta: the promised δ, discreteness slack included.
         grid: length of one integer unit, in the units of the activations.
         scale: standard deviation of the noise on the sum, in grid units.
-        beside: picks from the same records that the promised ε and δ cover as well. They and
-            this release are fixed before the first of them is made.
+        beside: picks, and counts with noise, from the same records that the promised ε and δ cover
+            as well. They and σ/Δ₂ of this release are fixed before the first of them is made.
 
     Raises:
         PrivacyParameterError: parameters that cannot be used or do not keep the promise.
@@ -58,7 +58,7 @@ class GaussianMean:
     delta: float
     grid: float
     scale: int
-    beside: tuple[BoundedRangeEvent, ...] = ()
+    beside: tuple[Event, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.clip_norms) != len(self.block_sizes) or any(d < 1 for d in self.block_sizes):
@@ -93,7 +93,7 @@ class GaussianMean:
 
     @property
     def events(self) -> tuple[Event, ...]:
-        """All that the promise covers: this release, then the picks."""
+        """All that the promise covers: this release, then what is beside it."""
         return (self.event, *self.beside)
 
     def release(
@@ -134,7 +134,8 @@ def calibrate(
     chunks: int,
     clip_norms: Sequence[float],
     block_sizes: Sequence[int],
-    beside: Sequence[BoundedRangeEvent] = (),
+    beside: Sequence[Event] = (),
+    largest: int = 0,
 ) -> GaussianMean:
     """The Gaussian release with the least noise that keeps the promise.
 
@@ -142,19 +143,21 @@ def calibrate(
     calibrated at δ minus the discreteness slack, so that the promise includes it.
 
     Args:
-        epsilon: ε of this release and the picks.
-        delta: δ of this release and the picks.
+        epsilon: ε of this release and of all beside it.
+        delta: δ of this release and of all beside it.
         relation: the neighbour relation.
         chunks: m, the public number of chunks.
         clip_norms: C_b of each block, in the units of the activations.
         block_sizes: coordinates of each block.
-        beside: picks that are made from the same records.
+        beside: picks and noisy counts of the same records.
+        largest: the most coordinates that the release might have had, where a pick decides which:
+            then σ/Δ₂ does not depend on the pick.
 
     Raises:
         PrivacyParameterError: parameters that cannot be used or met.
     """
     reach = l2_sensitivity(relation, clip_norms, 1)
-    d = sum(block_sizes)
+    d = max(sum(block_sizes), largest)
     scale = accounting.grid_scale(epsilon, delta, d)
     coarsest = accounting.gaussian_beside(beside, epsilon, 0.999 * delta) * reach / min(clip_norms)
     while scale < min(_FINENESS * coarsest, _FINENESS_LIMIT):
@@ -200,6 +203,29 @@ def clipped_mean(
     grid = max(clip_norms) / 2**40
     total = _clipped_sum(chunk_values, chunks, block_sizes, _radii(clip_norms, grid), grid)
     return Release(total * grid / chunks, None)
+
+
+def noisy_count(
+    count: int, event: GaussianEvent, charge: Callable[[GaussianEvent], None] | None = None
+) -> float:
+    """A count of chunks with Gaussian noise.
+
+    Guarantee:
+        If one unit moves the count by at most ``event.delta2``, this costs ``event``: a chunk
+        counts a whole number of grid units, ``event.scale`` ÷ ``event.sigma`` rounded down, and
+        the noise is a discrete Gaussian of ``event.scale`` of them. ``charge`` returns before any
+        noise exists; if it raises, none is drawn.
+
+    Args:
+        count: how many chunks.
+        event: what it costs, in chunks.
+        charge: books the event; raises to refuse.
+    """
+    unit = math.floor(event.scale / event.sigma)
+    if charge is not None:
+        charge(event)
+    noisy = _discrete_gaussian(np.array([count * unit], np.int64), event.scale)
+    return float(noisy[0]) / unit
 
 
 def _radii(clip_norms: Sequence[float], grid: float) -> tuple[int, ...]:

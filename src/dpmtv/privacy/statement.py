@@ -153,7 +153,8 @@ def _words(privacy: Privacy) -> tuple[str, str, str, str]:
 
 
 def _choices(events: Sequence[Event]) -> list[str]:
-    count = sum(event.count for event in events if isinstance(event, BoundedRangeEvent))
+    others = events[1:]  # the first is the vector's
+    count = sum(event.count if isinstance(event, BoundedRangeEvent) else 1 for event in others)
     if not count:
         return []
     made = "one choice that was" if count == 1 else f"{count} choices that were"

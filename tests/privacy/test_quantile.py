@@ -1,0 +1,153 @@
+"""Private medians of norms: their law, their sensitivity, and when they are refused."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from scipy.stats import chi2
+
+from dpmtv.errors import PrivacyParameterError
+from dpmtv.privacy import accounting, mechanisms, quantile
+from dpmtv.privacy.choice import Choice
+from dpmtv.privacy.quantile import (
+    STEPS,
+    noisy_quantile,
+    noisy_quantile_steps,
+    quantile_step_event,
+    spread_edges,
+)
+from dpmtv.types import BoundedRangeEvent
+
+FALSE_ALARM = 1e-6
+EDGES = np.array(spread_edges(1.0))
+NORMS = st.one_of(
+    st.floats(0, 20), st.sampled_from([0.0, 1.0, math.nan, math.inf, 1e-300, 1e300, *EDGES])
+)
+
+
+def scores_of(values, monkeypatch) -> np.ndarray:
+    seen = []
+
+    def watched(scores, **options):
+        seen.append((scores, options["sensitivity"]))
+        return Choice(0, BoundedRangeEvent(options["range_"], 1))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(quantile, "exponential_mechanism", watched)
+        patch.setattr(quantile, "require_enough_for_quantile", lambda *_: None)
+        noisy_quantile(np.array(values), EDGES, range_=1.0)
+    ((scores, sensitivity),) = seen
+    assert sensitivity == 2
+    return scores
+
+
+@given(st.lists(NORMS, min_size=6, max_size=6), NORMS, st.integers(0, 4))
+@settings(max_examples=300, deadline=None, derandomize=True, phases=[Phase.generate])
+def test_one_chunk_moves_each_score_by_two_at_most(values, other, place):
+    one, two = values[:5], values[:5]
+    two[place] = other
+    moved = np.abs(scores_of(one, None) - scores_of(two, None))
+    assert moved.max() <= 2
+
+
+def test_the_score_counts_how_far_the_median_is():
+    values = [0.9] * 60 + [1.1] * 41  # the median lies below 1
+    scores = scores_of(values, None)
+    right = int(np.searchsorted(EDGES, 0.9)) - 1
+    assert scores[right] == 0
+    assert scores[right + 1] == -(2 * 60 - 101)
+    assert (np.delete(scores, [right, right + 1]) == -101).all()
+    assert len(scores) == len(EDGES) - 1
+
+
+def test_with_a_large_range_the_median_and_with_a_small_one_anything():
+    rng = np.random.default_rng(0)
+    values = rng.uniform(0.1, 5.0, 501)
+    for _ in range(20):
+        found = noisy_quantile(values, EDGES, range_=200.0)
+        assert found / 2**0.5 <= np.median(values) <= found
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(quantile, "require_enough_for_quantile", lambda *_: None)
+        drawn = [noisy_quantile(values, EDGES, range_=1e-9) for _ in range(1200)]
+    counts = np.array([np.isclose(drawn, edge).sum() for edge in EDGES[1:]])
+    expected = len(drawn) / len(counts)
+    statistic = float(((counts - expected) ** 2 / expected).sum())
+    assert statistic < chi2.isf(FALSE_ALARM, len(counts) - 1)
+
+
+@pytest.mark.parametrize(("range_", "least"), [(0.1, 184), (0.05, 368), (1.0, 19)])
+def test_refused_where_it_would_be_wrong_in_more_than_one_of_ten_builds(range_, least):
+    """All norms alike is the worst case; the law is explicit, so the share of right picks is."""
+    intervals = len(EDGES) - 1
+    for chunks, enough in ((least, True), (least - 1, False)):
+        right = 1 / (1 + (intervals - 1) * math.exp(-range_ * chunks / 4))
+        assert (right >= 0.9) is enough
+        if enough:
+            noisy_quantile(np.full(chunks, 1.2), EDGES, range_=range_)
+        else:
+            with pytest.raises(PrivacyParameterError, match=f"needs {least} chunks"):
+                noisy_quantile(np.full(chunks, 1.2), EDGES, range_=range_)
+
+
+# --- steps ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mu", [0.05, 0.0627, 1.0])
+def test_the_steps_are_worth_what_was_asked_and_not_more(mu):
+    event = quantile_step_event(mu)
+    together = accounting.gdp_mu(*[event] * STEPS)
+    assert mu * (1 - 1e-3) <= together <= mu
+    assert (event.d, event.delta2) == (1, 1.0)
+    assert accounting.discreteness_slack(1.0, 1, event.scale) < 1e-12
+
+
+def test_noise_beside_five_hundredths_costs_two_percent_more():
+    """Andrew et al. 2021: μ² adds up. The vector's noise beside a quantile worth μ = 0.05."""
+    alone = accounting.noise_multiplier(1.0, 1e-5)
+    beside = accounting.gaussian_beside([quantile_step_event(0.05)] * STEPS, 1.0, 1e-5)
+    assert beside / alone == pytest.approx(1 / math.sqrt(1 - (0.05 * alone) ** 2), rel=1e-3)
+    assert beside / alone == pytest.approx(1.018, abs=1e-3)
+
+
+def test_each_step_pays_before_its_draw_and_the_noise_has_the_certified_size(monkeypatch):
+    order = []
+    real = mechanisms._discrete_gaussian
+    monkeypatch.setattr(
+        mechanisms, "_discrete_gaussian", lambda v, s: order.append(s) or real(v, s)
+    )
+    event = quantile_step_event(1.0)
+    noisy_quantile_steps(np.ones(200), 1.0, event, charge=order.append)
+    assert order == [event, event.scale] * STEPS
+    unit = math.floor(event.scale / event.sigma)
+    assert unit / event.scale <= event.delta2 / event.sigma
+    draws = np.array([mechanisms.noisy_count(50, event) for _ in range(400)])
+    statistic = float(np.square((draws - 50) / event.sigma).sum())
+    low, high = chi2.ppf([FALSE_ALARM / 2, 1 - FALSE_ALARM / 2], len(draws))
+    assert low < statistic < high
+
+
+@pytest.mark.parametrize("start", [0.3, 1.0, 4.0])
+def test_the_steps_end_near_the_median(start):
+    rng = np.random.default_rng(1)
+    values = np.exp(rng.normal(0, 0.3, 2000))
+    found = [noisy_quantile_steps(values, start, quantile_step_event(0.3)) for _ in range(10)]
+    assert 0.8 < min(found) <= max(found) < 1.25
+
+
+def test_steps_are_refused_where_their_noise_hides_the_chunks():
+    event = quantile_step_event(0.0627)
+    least = math.ceil(4 * event.sigma)
+    with pytest.raises(PrivacyParameterError, match=f"need {least} chunks, and there are 50"):
+        noisy_quantile_steps(np.ones(50), 1.0, event)
+    with pytest.raises(PrivacyParameterError, match="too small for steps"):
+        quantile_step_event(1e-7)
+
+
+def test_bad_norms_count_as_large():
+    values = np.array([math.nan, math.inf] * 200)
+    assert noisy_quantile(values, EDGES, range_=1.0) == EDGES[-1]
+    assert noisy_quantile_steps(values, 1.0, quantile_step_event(1.0)) > 3
