@@ -8,8 +8,9 @@ import inspect
 import io
 import json
 import os
+import re
 import shlex
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import count
 
 import numpy as np
@@ -20,21 +21,25 @@ import dpmtv
 from dpmtv import cli, planning
 from dpmtv.data.chunks import form_chunks, rows_of_units, units_in_a_chunk
 from dpmtv.data.demonstrations import read_demonstrations
-from dpmtv.errors import UserError
-from dpmtv.evaluation import rehearsal
+from dpmtv.errors import PrivacyParameterError, UserError
+from dpmtv.evaluation import forecasts, rehearsal, rivals
 from dpmtv.evaluation.benchmark import EMBEDDED_DATA
-from dpmtv.evaluation.rehearsal import Forecast, null_share, rehearse, simulated_release
+from dpmtv.evaluation.forecasts import Forecast, null_share, simulated_release
+from dpmtv.evaluation.rehearsal import Known, rehearse
+from dpmtv.evaluation.settings import RIVALS
 from dpmtv.geometry import ReleaseGeometry
 from dpmtv.head_selection import Selection
+from dpmtv.models import atoms, choosing
 from dpmtv.models.synthetic import SyntheticPublic
+from dpmtv.pipeline import calibrate_for
 from dpmtv.planning import Plan, plan
 from dpmtv.privacy import mechanisms
 from dpmtv.privacy.accounting import noise_multiplier
-from dpmtv.types import Demonstration, HeadLayout
+from dpmtv.types import BoundedRangeEvent, Demonstration, HeadLayout
 
 RULES = ("digit-english", "color-english", "shape-german")
 PER_RULE = 12
-FAST = {"delta": 1e-5, "draws": 2, "search_steps": 2}
+FAST = {"delta": 1e-5, "draws": 1, "search_steps": 2}
 
 
 @pytest.fixture(scope="module")
@@ -43,10 +48,36 @@ def public() -> list[Demonstration]:
     return [r for name in RULES for r in [r for r in rows if r.task == name][:PER_RULE]]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _few_words():
+    """Decoding tries few words: what it reads is of other tests."""
+
+    def words(_model, _vector, _heads, _queries, answers, *_chances, **_patch):
+        return list(dict.fromkeys(answers))[:16]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(atoms, "answer_lexicon", words)
+        yield
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """One plan, and what the real mechanisms were called with."""
+
+    made: Plan
+    scales: list[int]  # of the noise, every time that it was sampled
+    ranges: list[float]  # of every private choice
+
+
 @pytest.fixture(scope="module")
-def drawn(model, public) -> tuple[Plan, list[int]]:
-    """One plan, and the scale of the noise every time that the real sampler was called."""
-    scales = []
+def drawn(model, public) -> Drawn:
+    scales, ranges = [], []
+    picked = choosing.exponential_mechanism
+
+    def chosen(sums, **how):
+        ranges.append(how["range_"])
+        return picked(sums, **how)
+
     sampler = mechanisms._discrete_gaussian
 
     def counted(values: np.ndarray, scale: int) -> np.ndarray:
@@ -55,8 +86,15 @@ def drawn(model, public) -> tuple[Plan, list[int]]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mechanisms, "_discrete_gaussian", counted)
+        patch.setattr(choosing, "exponential_mechanism", chosen)
+        patch.setattr(planning, "_ahead", lambda *_: False)  # every K is tried, 1 is taken
         made = plan(model, records=40, epsilon=1.0, public=public, **FAST)
-    return made, scales
+    return Drawn(made, scales, ranges)
+
+
+@pytest.fixture(scope="module")
+def known(model, public) -> Known:
+    return rehearse(model, public, None, 1, ["?"], 1, lambda *_: None)
 
 
 def test_there_is_no_way_to_give_it_private_records():
@@ -72,36 +110,43 @@ def test_importing_the_module_does_not_hide_the_function():
     assert dpmtv.plan is planning.plan
 
 
-def test_every_simulated_release_draws_the_real_noise(drawn):
-    made, scales = drawn
-    assert len(scales) == len(made.forecasts) * len(RULES) * FAST["draws"]
-    assert min(scales) > 0
+def test_every_simulated_release_draws_the_real_noise_and_chooses(drawn):
+    vectors = [f for f in drawn.made.forecasts if f.method == "vector"]
+    each = len(RULES) * FAST["draws"]
+    assert len(drawn.scales) == (len(vectors) + 1) * each  # one rival is of words and a vector
+    assert min(drawn.scales) > 0
+    paid = [0.2 * f.epsilon for f in vectors if f.shots == 1 for _ in range(each)]
+    assert sorted(drawn.ranges) == pytest.approx(sorted(paid)), "larger chunks have no choice"
 
 
 def test_rows_are_the_alternatives_that_were_promised(drawn):
-    made, _ = drawn
-    best = made.recommended
-    found = [(f.epsilon, f.records, f.shots, f.chunks) for f in made.forecasts]
-    k = best.shots
+    made = drawn.made
+    found = [(f.method, f.epsilon, f.records, f.shots, f.chunks) for f in made.forecasts]
     assert found == [
-        *((1.0, 40, shots, 40 // shots) for shots in (1, 2, 4)),
-        *((e, 40, k, 40 // k) for e in (0.5, 2.0)),
-        *((1.0, n, k, n // k) for n in (20, 80)),
+        *(("vector", 1.0, 40, shots, 40 // shots) for shots in (1, 2, 4)),
+        *((method, 1.0, 40, 1, 40) for method in RIVALS),
+        *(("vector", e, 40, 1, 40) for e in (0.5, 2.0)),
+        *(("vector", 1.0, n, 1, n) for n in (20, 80)),
     ]
+    assert made.recommended is made.forecasts[0]
     assert sum(f.recommended for f in made.forecasts) == 1
     for f in made.forecasts:
         assert set(f.by_rule) == set(RULES)
         assert f.accuracy == pytest.approx(np.mean(list(f.by_rule.values())))
         assert f.spread >= np.std(list(f.by_rule.values())) - 1e-9
+        assert f.error == pytest.approx(np.std(list(f.by_rule.values()), ddof=1) / np.sqrt(3))
+        assert (f.noise_to_signal is None) is (f.method != "vector")
         assert f.null_chunks == 0
     assert made.seconds > 0
+    assert made.recommended.seconds < made.took
+    assert made.words > made.zero_shot, "no other answer is allowed"
     assert made.memory is None or 1e8 < made.memory < 1e12, "bytes"
 
 
 def test_more_epsilon_or_records_is_less_noise(drawn):
-    made, _ = drawn
-    ratio = {(f.epsilon, f.records): f.noise_to_signal for f in made.forecasts[3:]}
-    base = made.recommended.noise_to_signal
+    vectors = [f for f in drawn.made.forecasts if f.method == "vector"]
+    ratio = {(f.epsilon, f.records): f.noise_to_signal for f in vectors[3:]}
+    base = drawn.made.recommended.noise_to_signal
     for e in (0.5, 2.0):
         expected = noise_multiplier(e, 1e-5) / noise_multiplier(1.0, 1e-5)
         assert ratio[e, 40] / base == pytest.approx(expected, rel=0.1)
@@ -114,12 +159,15 @@ def test_a_simulated_release_has_the_noise_and_the_mean_of_a_build():
     layout = HeadLayout((8, 8), (50, 50))
     heads = np.ones(16, dtype=bool)
     geometry = ReleaseGeometry(layout, heads, (2.0,))
-    chunk = np.zeros(layout.size)
-    chunk[0] = 1.5
-    found = simulated_release(geometry, [chunk] * 30 + [None] * 10, 1.0, 1e-5, "replace_one")
+    chunks = np.zeros((1, layout.size))
+    chunks[0, 0] = 1.5
+    drawn = [0] * 30 + [None] * 10
+    mechanism = calibrate_for(geometry, 1.0, 1e-5, "replace_one", 40)
+    found = geometry.from_release(simulated_release(mechanism, geometry, chunks, drawn))
     sigma = noise_multiplier(1.0, 1e-5) * 2 * 2.0 / 40
     assert found[1:].std() == pytest.approx(sigma, rel=0.12)  # 799 coordinates: 4.8 deviations
-    exact = simulated_release(geometry, [chunk] * 30 + [None] * 10, 20.0, 1e-5, "replace_one")
+    mechanism = calibrate_for(geometry, 20.0, 1e-5, "replace_one", 40)
+    exact = simulated_release(mechanism, geometry, chunks, drawn)
     assert exact[0] == pytest.approx(1.5 * 30 / 40, abs=0.25), "null chunks count as zero"
 
 
@@ -144,6 +192,50 @@ def test_add_remove_counts_null_chunks_and_declares_a_population(model, public, 
     assert (made.population, best.chunks) == (20, 20)
     assert best.null_chunks == pytest.approx((1 - 1 / 20) ** 20)
     assert any("get no unit" in w for w in made.warnings)
+    assert {f.method for f in made.forecasts} == {"vector"}
+    assert "No other method was compared" in made.advice
+
+
+def test_a_release_is_decoded_and_chosen_by_the_records_that_made_it(
+    model, public, known, monkeypatch
+):
+    asked = []
+
+    def options(_model, geometry, release, sigma, heads, others, queries, questions, **how):
+        asked.append((sigma, heads, others, queries, questions, how["shown"]))
+        return np.stack([geometry.from_release(release), np.zeros(model.layout.size)])
+
+    scored = []
+    monkeypatch.setattr(choosing, "candidate_vectors", options)
+    monkeypatch.setattr(
+        forecasts.MaskLoss,
+        "right",
+        lambda self, _v, _h, at: scored.append(self.prompts[at].query) or np.array([False, True]),
+    )
+    monkeypatch.setattr(forecasts, "right_share", lambda *_: 0.5)
+    monkeypatch.setattr(  # a choice that hardly errs would take long to compose
+        forecasts, "default_picks", lambda *_: (BoundedRangeEvent(0.5, 1),)
+    )
+    level, size = (1.0, 1e-5, "replace_one"), (40, 1, 40, 0.0)
+    forecasts.forecast(model, known, level, size, 1, lambda: None)
+    assert len(asked) == len(known.rules) == len(RULES)
+    for rule, (sigma, heads, others, queries, questions, shown) in zip(
+        known.rules, asked, strict=True
+    ):
+        own = [r for r in public if r.task == rule.name]
+        assert sigma > 0
+        assert heads is rule.heads
+        assert others is rule.public
+        assert shown is rule.shown
+        assert others
+        assert all(r.task != rule.name for r in others)
+        assert set(questions) == {r.question for r in rule.held_out}
+        assert {q.question for q in queries} <= set(questions)
+        assert not {q.image for q in queries} & {r.image for r in own}
+        assert not {r.image for r in rule.records} & {r.image for r in rule.held_out}
+    queries = {(q.image, q.question) for q in scored}
+    assert queries <= {(r.image, r.question) for rule in known.rules for r in rule.records}
+    assert len(scored) == len(queries), "a record is asked once a draw"
 
 
 def test_heads_and_clip_are_found_without_the_rule_that_they_are_measured_on(
@@ -167,21 +259,30 @@ def test_heads_and_clip_are_found_without_the_rule_that_they_are_measured_on(
     for rule in known.rules:
         assert rule.name not in searched[int(np.flatnonzero(rule.heads)[0]) - 1]
         assert rule.geometry(0.1).heads is rule.heads
+        assert {r.task for r in rule.public} == searched[int(np.flatnonzero(rule.heads)[0]) - 1]
+        assert len(rule.bank) == len({r.task for r in rule.public})
     one = [r for r in public if r.task == RULES[0]]
     searched.clear()
     known = rehearse(model, one, None, 4, ["?"], 1, progress)
     halves = [rule.wanted for rule in known.rules]
     assert len(halves) == 2
     assert sum(map(len, halves)) == PER_RULE // 3, "each record is in one half"
+    for rule in known.rules:
+        assert rule.public == rule.bank == [], "its own records would tell too much"
+        assert not {q.image for q in rule.queries} & {r.image for r in rule.held_out}
 
 
 def row(**fields) -> Forecast:
-    made = Forecast(1.0, 100, 1, 100, 0.6, 0.1, {"a": 0.6, "b": 0.6}, 0.9, 1.0, 0.0, True)
+    rules = {"a": 0.6, "b": 0.6}
+    made = Forecast(1.0, 100, 1, 100, 0.6, 0.05, 0.0, rules, 0.9, 1.0, 0.0, 1.0, recommended=True)
     return replace(made, **fields)
 
 
 def plan_of(*rows: Forecast, **fields) -> Plan:
-    found = Plan(list(rows) or [row()], 0.05, 0.95, 1.0, None, 1, "replace_one", 1e-5, None, [])
+    bare = {"zero_shot": 0.05, "words": 0.3, "in_context": 0.95}
+    cost = {"seconds": 1.0, "memory": None, "took": 1.0, "draws": 1}
+    how = {"relation": "replace_one", "delta": 1e-5, "population": None}
+    found = Plan(list(rows) or [row()], **bare, **cost, **how, advice="", warnings=[])
     return replace(found, **fields)
 
 
@@ -195,19 +296,26 @@ def test_no_warning_without_a_reason():
     [
         (plan_of(), ["How heavy?"], "no public record asks 'How heavy\\?'"),
         (plan_of(row(by_rule={"a": 0.6})), [], "one public answer rule"),
-        (plan_of(row(by_rule={"a": 0.2, "b": 0.9})), [], "differ widely: 20% on a, 90% on b"),
+        (
+            plan_of(row(by_rule={"a": 0.2, "b": 0.9}, spread=0.35)),
+            [],
+            "± 35 points, more than 8: 20% on a, 90% on b",
+        ),
         (plan_of(in_context=0.3), [], "30% only"),
         (plan_of(zero_shot=0.85), [], "little for a vector to gain"),
+        (plan_of(words=0.7), [], "enforced, 70% are right: if yours are public"),
         (
             plan_of(
                 row(accuracy=0.3),
                 row(epsilon=2.0, accuracy=0.7, recommended=False),
                 row(records=200, accuracy=0.8, recommended=False),
+                row(method="bank choice", accuracy=0.9, recommended=False),
+                words=0.2,
             ),
             [],
             r"noise leaves 29%.*epsilon 2 \(70%\) or 200 records \(80%\)",
         ),
-        (plan_of(row(accuracy=0.3)), [], "far more records"),
+        (plan_of(row(accuracy=0.3), words=0.2), [], "far more records"),
         (plan_of(row(null_chunks=0.37)), [], "37% of the chunks"),
     ],
 )
@@ -222,6 +330,84 @@ def test_a_larger_k_has_to_be_clearly_better():
     assert planning._ahead(row(by_rule={"a": 0.7, "b": 0.6, "c": 0.6}), base)
     assert not planning._ahead(row(by_rule={"a": 0.9, "b": 0.4, "c": 0.4}), base)
     assert not planning._ahead(base, base)
+
+
+def rival(method: str, *accuracies: float) -> Forecast:
+    by_rule = {str(i): a for i, a in enumerate(accuracies)}
+    accuracy = float(np.mean(accuracies))
+    return row(method=method, by_rule=by_rule, accuracy=accuracy, recommended=method == "vector")
+
+
+@pytest.mark.parametrize(
+    ("others", "words"),
+    [
+        ([], "No other method was compared"),
+        ([("bank choice", 0.1, 0.2, 0.1)], "vector is expected best: 36.7 ± 3.3 points above bank"),
+        ([("bank choice", 0.9, 0.2, 0.6)], "No method is clearly better.*6.7 ± 20.3 points above"),
+        ([("bank choice", 0.2, 0.6, 0.3)], "No method is clearly better.*13.3 ± .* below"),
+        (
+            [
+                ("private words + vector", 0.5, 0.6, 0.5),
+                ("private words listed and enforced", 0.7, 0.8, 0.7),
+            ],
+            "best is private words listed and enforced, 23.3 ± 3.3 points above the vector: a "
+            "list of private words in the prompt would serve as well.*makes the vector alone",
+        ),
+        ([("private words + vector", 0.9, 0.9, 0.9)], "held to would help"),
+        ([("bank choice", 0.9, 0.9, 0.9)], "a public task vector, chosen privately"),
+    ],
+)
+def test_a_rival_is_recommended_only_if_it_is_clearly_better(others, words):
+    made = plan_of(rival("vector", 0.5, 0.5, 0.5), *(rival(*r) for r in others))
+    assert re.search(words, planning._advice(made)), planning._advice(made)
+
+
+def test_one_rule_recommends_no_method():
+    made = plan_of(rival("vector", 0.2), rival("bank choice", 0.9))
+    assert "one public rule does not tell" in planning._advice(made)
+
+
+def test_a_rival_that_cannot_meet_the_level_is_left_out(model, known, monkeypatch):
+    def refuse(*_):
+        raise PrivacyParameterError("it cannot be split")
+
+    monkeypatch.setattr(rivals, "vector_epsilon", refuse)
+    told = count()
+    level = (1.0, 1e-5, "replace_one")
+    made = forecasts.rival_forecasts(model, known, row(), level, 1, lambda: next(told))
+    assert {f.method for f in made} == {*RIVALS} - {"private words + vector"}
+    assert not any(f.recommended for f in made)
+    assert next(told) == len(RULES)
+
+
+@pytest.fixture
+def stubbed(monkeypatch):
+    """Forecasts of a given accuracy for each K, without a release; and what was tried."""
+    accuracy, tried = {1: 0.6, 2: 0.6, 4: 0.6}, []
+
+    def forecast(_model, _known, level, size, draws, _told):
+        tried.append((level[0], size[1], draws))
+        return row(by_rule=dict.fromkeys("ab", accuracy[size[1]]), shots=size[1])
+
+    monkeypatch.setattr(planning, "forecast", forecast)
+    monkeypatch.setattr(planning, "rival_forecasts", lambda *_: [])
+    bare = dict.fromkeys(("zero-shot", "words listed and enforced", "in-context"), 0.5)
+    monkeypatch.setattr(planning, "baselines", lambda *_: bare)
+    return accuracy, tried
+
+
+def test_no_larger_k_is_tried_after_a_clearly_worse_one(model, public, stubbed, monkeypatch):
+    accuracy, tried = stubbed
+    rules = [None] * 3
+    monkeypatch.setattr(planning, "rehearse", lambda *_: Known(rules, 1, 1, 1))
+    how = {"records": 40, "epsilon": 1.0, "delta": 1e-5, "public": public}
+    accuracy |= {2: 0.5, 4: 0.9}
+    plan(model, **how)
+    assert tried[:3] == [(1.0, 1, 7), (1.0, 2, 7), (0.5, 1, 7)], "about twenty releases a row"
+    accuracy[2] = 0.6
+    tried.clear()
+    plan(model, **how, draws=3)
+    assert tried[:4] == [(1.0, 1, 3), (1.0, 2, 3), (1.0, 4, 3), (0.5, 4, 3)]
 
 
 @pytest.mark.parametrize(
@@ -252,11 +438,13 @@ def test_refused_before_any_pass(model, public, options, message, monkeypatch):
         plan(model, **arguments)
 
 
-def test_rules_too_small_for_a_larger_k_are_planned_at_k_1_and_2(model, public, monkeypatch):
+def test_rules_too_small_for_a_larger_k_are_planned_at_k_1_and_2(
+    model, public, stubbed, monkeypatch
+):
     monkeypatch.setattr(planning, "rehearse", told := count_calls(rehearse))
     small = [r for name in RULES[:2] for r in [r for r in public if r.task == name][:4]]
-    made = plan(model, records=40, epsilon=1.0, public=small, **FAST | {"draws": 1})
-    assert {f.shots for f in made.forecasts[:2]} == {1, 2}
+    made = plan(model, records=40, epsilon=1.0, public=small, **FAST)
+    assert [f.shots for f in made.forecasts[:2]] == [1, 2]
     assert all(f.shots != 4 for f in made.forecasts)
     assert next(told.calls) == 3
 
@@ -307,7 +495,13 @@ def guarded(monkeypatch):
 def test_the_command_reads_public_records_alone(folder, guarded, monkeypatch):
     monkeypatch.setattr(cli.common, "_debug", False)
     monkeypatch.setattr(planning, "SHOTS", (1,))
-    monkeypatch.setattr(planning, "plan", functools.partial(plan, search_steps=2))
+    made = []
+
+    def once(*arguments, **options):
+        made.append(made[0] if made else plan(*arguments, **options, search_steps=2))
+        return made[-1]
+
+    monkeypatch.setattr(planning, "plan", once)
     before = sorted(folder.iterdir())
     words = ["plan", "embedded", "--records", "30", "--epsilon", "2", "--public", "public.jsonl"]
     words += ["--draws", "1", "--asked", "How heavy is it?"]
@@ -316,6 +510,8 @@ def test_the_command_reads_public_records_alone(folder, guarded, monkeypatch):
     assert any("public.jsonl" in path for path in guarded), "the watch sees what is opened"
     assert sorted(folder.iterdir()) == before
     assert "Expected accuracy" in result.stdout
+    assert "private words listed and enforced" in result.stdout
+    assert "this plan took" in result.stdout
     assert "no public record asks" in result.stdout
     ready = shlex.split(result.stdout.splitlines()[-1])
     assert ready[:4] == ["dpmtv", "build", "embedded", "PRIVATE.jsonl"]

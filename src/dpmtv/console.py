@@ -81,28 +81,37 @@ def print_plan(plan: Plan, build: str) -> None:
     console = Console(width=None if sys.stdout.isatty() else 150, highlight=False)
     best = plan.recommended
     rules = len(best.by_rule)
+    known = "" if best.error is None else f"; the mean itself ± {100 * best.error:.1f}"
     console.print(
         f"[bold]Expected accuracy: {best.accuracy:.0%} ± {100 * best.spread:.0f}[/] (one build on "
-        f"one of {rules} public rule{'s' * (rules > 1)}; {plan.draws} draws each)"
+        f"one of {rules} public rule{'s' * (rules > 1)}; {plan.draws} draws each{known})"
     )
     console.print(
-        f"On the same records: zero-shot {plan.zero_shot:.0%}; demonstrations in the prompt "
-        f"{plan.in_context:.0%}; the vector without noise {best.without_noise:.0%}."
+        f"On the same records: zero-shot {plan.zero_shot:.0%}; answer words listed and enforced, "
+        f"if public, {plan.words:.0%}; demonstrations in the prompt {plan.in_context:.0%}; the "
+        f"vector without noise {best.without_noise:.0%}."
     )
     table = Table(box=None, header_style="bold")
-    for heading in ("", "ε", "records", "K", "m", "accuracy, %", "noise ÷ signal", "null chunks"):
-        table.add_column(heading, justify="right")
+    headings = ("", "method", "ε", "records", "K", "m", "accuracy, %", "noise ÷ signal")
+    for heading in (*headings, "null chunks"):
+        table.add_column(heading, justify="left" if heading == "method" else "right")
     for row in plan.forecasts:
+        ratio = row.noise_to_signal
         table.add_row(
             "→" if row.recommended else "",
+            row.method,
             *(f"{row.epsilon:g}", str(row.records), str(row.shots), str(row.chunks)),
             f"{100 * row.accuracy:.1f} ± {100 * row.spread:.1f}",
-            *(f"{row.noise_to_signal:.2f}", f"{row.null_chunks:.0%}"),
+            *("" if ratio is None else f"{ratio:.2f}", f"{row.null_chunks:.0%}"),
             style="bold" if row.recommended else None,
         )
     console.print(table)
+    console.print(escape(plan.advice))
     memory = "" if plan.memory is None else f" and {plan.memory / 1e9:.1f} GB of main memory"
-    console.print(f"The build takes about {_duration(plan.seconds)}{memory} on this machine.")
+    console.print(
+        f"The build takes about {_duration(plan.seconds)}{memory} on this machine; this plan took "
+        f"{_duration(plan.took)}."
+    )
     for warning in plan.warnings:
         console.print(f"[yellow]- {escape(warning)}[/]")
     console.print("Nothing private was read and no budget spent. To build:")

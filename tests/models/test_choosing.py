@@ -11,8 +11,8 @@ from PIL import Image
 from dpmtv.data.demonstrations import BadRow, read_demonstrations
 from dpmtv.errors import PrivacyParameterError
 from dpmtv.models import choosing
-from dpmtv.models.choosing import choose_vector
-from dpmtv.models.mask_loss import answered_right
+from dpmtv.models.choosing import choose_decoded, choose_decoded_public, choose_vector
+from dpmtv.models.mask_loss import MaskLoss, answered_right
 from dpmtv.privacy import choice
 from dpmtv.types import BoundedRangeEvent, Demonstration, Prompt
 
@@ -85,6 +85,35 @@ def test_with_little_noise_the_vector_that_answers_right_is_chosen(
         assert sorted(scores[-1])[-2] < len(chunks)
         assert chosen.index == wanted
         assert chosen.event == BoundedRangeEvent(range=40.0, count=1)
+
+
+def test_public_records_are_chosen_by_as_private_ones_are(
+    model, heads, asked, vectors, scores, monkeypatch
+):
+    monkeypatch.setattr(choosing, "candidate_vectors", lambda *_, **__: vectors)
+    answers = says(model, vectors[1], heads, [r.query for r in asked])
+    records = [
+        Demonstration(r.image, r.question, answer) for r, answer in zip(asked, answers, strict=True)
+    ]
+    kept = MaskLoss(model, [Prompt((), r.query) for r in records], answers, [])
+    release = (model, None, None, 0.0, heads)
+    known = {"public": (), "queries": (), "asked": ()}
+    for drawn in ([0, 2, 2], [1], list(range(len(records)))):
+        chunks = [[records[i]] for i in drawn]
+        private = choose_decoded(
+            *(*release, chunks, BoundedRangeEvent(40.0, 1)),
+            **known,
+            patch="every-step",
+            charge=None,
+            progress=lambda *_: None,
+        )
+        public = choose_decoded_public(*release, kept, drawn, 40.0, **known, shown={})
+        assert scores[-2].tolist() == scores[-1].tolist()
+        assert scores[-1][1] == len(drawn)
+        assert any((public == v).all() for v in vectors)
+        assert any((private == v).all() for v in vectors)
+    choose_decoded_public(*release, kept, [], 40.0, **known, shown={})
+    assert scores[-1].tolist() == [0] * len(vectors), "noise alone"
 
 
 def test_whatever_fails_in_a_chunk_scores_zero_in_silence(

@@ -38,7 +38,12 @@ def plan(
     per_unit: PerUnit = 1,
     population: Population = None,
     asked: AskedLater = [],  # noqa: B006
-    draws: Annotated[int, typer.Option(min=1, help="Simulated releases a public rule.")] = 5,
+    draws: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Simulated releases a public rule and row; about 20 a row by default."
+        ),
+    ] = None,
     instruction: Instruction = None,
     revision: Revision = None,
     json_: Json = False,

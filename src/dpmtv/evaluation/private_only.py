@@ -73,7 +73,7 @@ class PrivateOnly:
     def ours(
         self, recipe: Recipe, drawn: Sequence[int], epsilon: float, relation: str
     ) -> Released | None:
-        """As `build_task_vector` with ``public="none"``, a record a chunk; None where it refuses."""
+        """A build with ``public="none"``, a record a chunk; None where it refuses."""
         model = self.model
         plan = plan_choices(recipe.selection, recipe.clip, epsilon, None, None)
         try:

@@ -1,6 +1,7 @@
-"""Public answer rules in the private role: what a release of each would be worth.
+"""Public answer rules in the private role.
 
-Everything here is public. The noise is the real mechanism's.
+Everything here is public. Half of the rules play the private ones, one at a time, and the other
+half is the public file: heads, clip norm, queries and what a release is decoded by are of it.
 """
 
 from __future__ import annotations
@@ -15,9 +16,8 @@ import numpy as np
 
 from dpmtv.errors import DataError
 from dpmtv.evaluation.metrics import exact_match
-from dpmtv.options import default_picks
-from dpmtv.pipeline import calibrate_for, relative_noise, weight_steps
-from dpmtv.privacy.mechanisms import clipped_mean
+from dpmtv.evaluation.rivals import with_words
+from dpmtv.pipeline import weight_steps
 from dpmtv.public_tasks import (
     PublicTask,
     public_queries,
@@ -35,64 +35,47 @@ if TYPE_CHECKING:
 
     from dpmtv.geometry import ReleaseGeometry
     from dpmtv.models.adapters import PreparedQueries, VisionLanguageModel
+    from dpmtv.models.atoms import Shown
     from dpmtv.models.synthetic import SyntheticPublic
     from dpmtv.public_tasks import Progress
-    from dpmtv.types import BoundedRangeEvent, Demonstration, Query
+    from dpmtv.types import Demonstration, Query
 
 IN_CONTEXT = 4  # demonstrations in the prompt, for comparison
 
 
 @dataclass(frozen=True)
-class Forecast:
-    """What to expect of one setting. Accuracies are shares of right answers, 0 to 1.
-
-    Args:
-        epsilon: ε.
-        records: number of private records.
-        shots: K, demonstrations a chunk.
-        chunks: m.
-        accuracy: mean over public rules and draws.
-        spread: standard deviation over them: of one build on one rule.
-        by_rule: mean over the draws, for each public rule.
-        without_noise: accuracy of the rules' vectors without clip and noise.
-        noise_to_signal: norm of the noise ÷ norm of the clipped mean, mean over the rules.
-        null_chunks: share of chunks that get no unit and count as zero.
-    """
-
-    epsilon: float
-    records: int
-    shots: int
-    chunks: int
-    accuracy: float
-    spread: float
-    by_rule: dict[str, float]
-    without_noise: float
-    noise_to_signal: float
-    null_chunks: float
-    recommended: bool = False
-
-
-@dataclass(frozen=True)
 class Rule:
-    """A public answer rule in the private role; its heads and clip norm come from others.
+    """A public answer rule in the private role; all that is public comes from others.
 
     Args:
         name: its ``task``.
-        chunks: activations as the private chunks will have them.
+        records: those that play the private ones, K a chunk.
+        chunks: their activations as the private chunks will have them.
         heads: those found.
         geometry: noise in units of the clip norm → what is released of them.
-        queries: the records that accuracy is measured on, as zero-shot prompts.
-        in_context: the same after demonstrations.
+        public: what a release may be decoded by; empty if there is no other rule.
+        queries: public ones that end the chunks' prompts.
+        asked: the questions that the vector will be asked, if they are known.
+        shown: passes of decoding, shared by rules with the same ``public`` and ``queries``.
+        bank: vectors of the other rules.
+        held_out: the records that accuracy is measured on.
+        tested: these as zero-shot prompts.
         wanted: their answers.
         longest: tokens of an answer, two more than any wanted one has.
     """
 
     name: str
+    records: list[Demonstration]
     chunks: Float[np.ndarray, "chunks coordinates"]
     heads: Bool[np.ndarray, " heads"]
     geometry: Callable[[float], ReleaseGeometry]
-    queries: PreparedQueries
-    in_context: list[Prompt]
+    public: list[Demonstration]
+    queries: list[Query]
+    asked: list[str]
+    shown: Shown
+    bank: list[Float[np.ndarray, " coordinates"]]
+    held_out: list[Demonstration]
+    tested: PreparedQueries
     wanted: list[str | tuple[str, ...]]
     longest: int
 
@@ -114,37 +97,6 @@ class Known:
     chunk: float
 
 
-def simulated_release(
-    geometry: ReleaseGeometry,
-    chunks: Sequence[Float[np.ndarray, " coordinates"] | None],
-    epsilon: float,
-    delta: float,
-    relation: str,
-    picks: Sequence[BoundedRangeEvent] = (),
-) -> Float[np.ndarray, " coordinates"]:
-    """What the build would patch, had these been its chunks: the real mechanism, once.
-
-    Decoding and the private choice are left out: they are worth most where the words are new to
-    the model, which those of public rules often are not.
-
-    Args:
-        geometry: released heads and clip norm.
-        chunks: m activations of shape [coordinates]; None for a null chunk.
-        epsilon: ε.
-        delta: δ.
-        relation: the neighbour relation.
-        picks: what ε pays for besides.
-    """
-    mechanism = calibrate_for(geometry, epsilon, delta, relation, len(chunks), picks)
-    release = mechanism.release(None if c is None else geometry.to_release(c) for c in chunks)
-    return geometry.from_release(release.value).astype(np.float32)
-
-
-def null_share(units: int, chunks: int) -> float:
-    """Share of ``chunks`` that a hash sends none of ``units`` to: (1 − 1/m)^n."""
-    return (1 - 1 / chunks) ** units
-
-
 def rehearse(
     model: VisionLanguageModel,
     known: Sequence[Demonstration],
@@ -161,7 +113,8 @@ def rehearse(
         known: public records.
         check: how heads found on generated records are checked.
         shots: K.
-        asked: as in the build; without them chunks are asked any of the public questions.
+        asked: as in the build: with them each rule's own questions are known, without them chunks
+            are asked any of the public ones.
         steps: of each head search.
         progress: called with (what, done, total).
 
@@ -178,9 +131,9 @@ def rehearse(
     seconds = time.perf_counter() - start
     chunk = seconds / sum(len(task.activations) for task in tasks)
     apart = {id(record) for task in tasks for record in task.scoring}
-    queries = [] if asked else public_queries(known, ())
     halves = [tasks[0::2], tasks[1::2]]
-    if len(tasks) == 1:
+    alone = len(tasks) == 1
+    if alone:
         if len(tasks[0].scoring) < 2:
             raise DataError("the only public answer rule needs at least six records")
         halves = [[replace(tasks[0], scoring=tasks[0].scoring[h::2])] for h in (0, 1)]
@@ -194,16 +147,33 @@ def rehearse(
         heads = select_heads(model, others, "every-step", steps, told, half).heads
         searched = max(searched, time.perf_counter() - start)
         geometry = _geometries(model, heads, others, steps)
+        theirs = {task.scoring[0].task for task in others}
+        public = others[0].scoring if alone else [r for r in known if r.task in theirs]
+        shown: dict[tuple[str, ...], Shown] = {}  # by the questions asked
         for task in measured:
-            name = task.scoring[0].task
-            shown = [r for r in known if r.task == name and id(r) not in apart]
-            chunks = task.activations
-            if queries:  # the build's chunks are asked these, not their own rule's questions
-                chunks = _asked(model, shown, shots, queries)
-                told("chunks as in the build", len(rules) + 1, len(tasks))
-            rule = _rule(model, task, shown, chunks, heads, geometry)
+            questions = sorted({r.question for r in task.scoring}) if asked else []
+            queries = public_queries(public, questions)
+            records = [r for r in known if r.task == task.scoring[0].task and id(r) not in apart]
+            chunks = _chunks(model, records, shots, queries)
+            told("chunks as in the build", len(rules) + 1, len(tasks))
+            rule = Rule(
+                name=task.scoring[0].task or "the public file",
+                records=records,
+                chunks=chunks,
+                heads=heads,
+                geometry=geometry,
+                public=[] if alone else public,
+                queries=queries,
+                asked=questions,
+                shown=shown.setdefault(tuple(questions), {}),
+                bank=[] if alone else [other.vector for other in others],
+                held_out=task.scoring,
+                tested=model.prepare([r.query for r in task.scoring]),
+                wanted=[r.accepted or r.answer for r in task.scoring],
+                longest=_longest(model, task.scoring),
+            )
             with model.patched(chunks.mean(0), heads):
-                right.append(right_share(model, rule, rule.queries))
+                right.append(right_share(model, rule, rule.tested))
             rules.append(rule)
     return Known(rules, float(np.mean(right)), seconds + searched, chunk)
 
@@ -219,103 +189,53 @@ def _geometries(
     return cache(lambda noise: release_geometry(model, heads, tasks, noise=noise, steps=taken))
 
 
-def _asked(
+def _chunks(
     model: VisionLanguageModel,
-    shown: Sequence[Demonstration],
+    records: Sequence[Demonstration],
     shots: int,
     queries: Sequence[Query],
 ) -> Float[np.ndarray, "chunks coordinates"]:
-    starts = range(0, len(shown) + 1, shots)
-    return public_values(model, [shown[a:b] for a, b in pairwise(starts)], queries)
+    starts = range(0, len(records) + 1, shots)
+    return public_values(model, [records[a:b] for a, b in pairwise(starts)], queries)
 
 
-def _rule(
-    model: VisionLanguageModel,
-    task: PublicTask,
-    shown: Sequence[Demonstration],
-    chunks: Float[np.ndarray, "chunks coordinates"],
-    heads: Bool[np.ndarray, " heads"],
-    geometry: Callable[[float], ReleaseGeometry],
-) -> Rule:
-    asked = task.scoring
-    count = min(IN_CONTEXT, len(shown))
-    prompts = [
-        Prompt(tuple(shown[(q * count + i) % len(shown)] for i in range(count)), record.query)
-        for q, record in enumerate(asked)
-    ]
-    # Two tokens more than any wanted answer: whatever goes on longer is wrong already.
-    longest = 2 + max(len(model.answer_ids(Prompt((), r.query), r.answer)) for r in asked)
-    return Rule(
-        name=asked[0].task or "the public file",
-        chunks=chunks,
-        heads=heads,
-        geometry=geometry,
-        queries=model.prepare([r.query for r in asked]),
-        in_context=prompts,
-        wanted=[r.accepted or r.answer for r in asked],
-        longest=longest,
-    )
+def _longest(model: VisionLanguageModel, records: Sequence[Demonstration]) -> int:
+    """Two tokens more than any wanted answer: whatever goes on longer is wrong already."""
+    return 2 + max(len(model.answer_ids(Prompt((), r.query), r.answer)) for r in records)
 
 
-def right_share(model: VisionLanguageModel, rule: Rule, queries: PreparedQueries) -> float:
+def right_share(
+    model: VisionLanguageModel, rule: Rule, queries: PreparedQueries, words: Sequence[str] = ()
+) -> float:
     """Share of the rule's records answered right, with whatever is patched at the moment."""
-    return exact_match(model.generate(queries, rule.longest), rule.wanted)
+    return exact_match(model.generate(queries, rule.longest, words), rule.wanted)
 
 
-def forecast(
-    model: VisionLanguageModel,
-    known: Known,
-    level: tuple[float, float, str],
-    size: tuple[int, int, int, float],
-    draws: int,
-    progress: Progress,
-) -> Forecast:
-    """Release every rule's mean as the build would, and ask its records.
+def baselines(model: VisionLanguageModel, rules: Sequence[Rule]) -> dict[str, float]:
+    """Accuracy, mean over rules, of what needs no release.
 
     Args:
         model: the model.
-        known: of the K that is wanted.
-        level: ε, δ and relation.
-        size: number of records, K, m, and the share of null chunks.
-        draws: releases a rule.
-        progress: called with (what, done, total).
+        rules: each in the private role.
+
+    Returns:
+        "zero-shot"; "words listed and enforced", zero-shot where the rule's own answer words are
+        known; and "in-context", with `IN_CONTEXT` demonstrations in the prompt.
     """
-    records, shots, m, empty = size
-    what = f"releases, ε = {level[0]:g}, {records} records, K = {shots}"
-    scores = np.zeros((len(known.rules), draws))
-    names = [rule.name for rule in known.rules]
-    picks = default_picks(level[0], shots)
-    level_noise = relative_noise(model.layout, *level, m, picks)
-    noise = []
-    for place, rule in enumerate(known.rules):
-        geometry = rule.geometry(level_noise)
-        bare = clipped_mean(
-            [geometry.to_release(c) for c in rule.chunks],
-            chunks=len(rule.chunks),
-            clip_norms=geometry.clip_norms,
-            block_sizes=geometry.block_sizes,
-        )
-        event = calibrate_for(geometry, *level, m, picks).event
-        signal = (1 - empty) * float(np.linalg.norm(bare.value))
-        noise.append(event.sigma * np.sqrt(event.d) / signal if signal else np.inf)
-        for draw in range(draws):
-            # Which public chunks are drawn is no secret; the noise has no seed.
-            rng = np.random.default_rng((place, draw))
-            drawn = [rule.chunks[i] for i in rng.integers(len(rule.chunks), size=m)]
-            lost = rng.random(m) < empty
-            used = [None if gone else c for c, gone in zip(drawn, lost, strict=True)]
-            with model.patched(simulated_release(geometry, used, *level, picks), rule.heads):
-                scores[place, draw] = right_share(model, rule, rule.queries)
-            progress(what, place * draws + draw + 1, scores.size)
-    return Forecast(
-        epsilon=level[0],
-        records=records,
-        shots=shots,
-        chunks=m,
-        accuracy=float(scores.mean()),
-        spread=float(scores.std()),
-        by_rule={n: float(scores[[n == name for name in names]].mean()) for n in names},
-        without_noise=known.without_noise,
-        noise_to_signal=float(np.mean(noise)),
-        null_chunks=empty,
-    )
+    found: dict[str, list[float]] = {}
+    for rule in rules:
+        words = sorted({" ".join(r.answer.split()) for r in (*rule.records, *rule.held_out)})
+        listed = model.prepare(with_words([r.query for r in rule.held_out], words))
+        count, records = min(IN_CONTEXT, len(rule.records)), rule.records
+        prompts = [
+            Prompt(tuple(records[(q * count + i) % len(records)] for i in range(count)), r.query)
+            for q, r in enumerate(rule.held_out)
+        ]
+        for name, queries, allowed in (
+            ("zero-shot", rule.tested, ()),
+            ("words listed and enforced", listed, words),
+            ("in-context", model.prepare(prompts, 8), ()),
+        ):
+            share = right_share(model, rule, queries, allowed)
+            found.setdefault(name, []).append(share)
+    return {name: float(np.mean(shares)) for name, shares in found.items()}

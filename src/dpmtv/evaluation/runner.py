@@ -30,11 +30,10 @@ from dpmtv.evaluation.settings import (
     Setting,
     Settings,
 )
-from dpmtv.models.atoms import candidate_vectors
+from dpmtv.models.choosing import choose_decoded_public
 from dpmtv.models.mask_loss import MaskLoss
 from dpmtv.models.synthetic import public_records
 from dpmtv.pipeline import calibrate_for, relative_noise, weight_steps
-from dpmtv.privacy.choice import clipped_scores, exponential_mechanism
 from dpmtv.privacy.mechanisms import clipped_mean
 from dpmtv.public_tasks import (
     PublicTask,
@@ -407,28 +406,22 @@ class _Measure:
     ) -> np.ndarray:
         """As `choose_decoded`, with passes kept from draw to draw."""
         study, asked = self.study, sorted({r.question for r in self.task.test})
-        options = candidate_vectors(
-            *(study.model, *release, study.records, public_queries(study.records, asked), asked),
-            patch=study.settings.patch,
+        played = task or self.task  # without one, none of its records is asked
+        if played.name not in self.asked:
+            self.asked[played.name] = MaskLoss(
+                study.model,
+                [Prompt((), r.query) for r in played.private],
+                [r.answer for r in played.private],
+                [],
+                study.settings.patch,
+            )
+        return choose_decoded_public(
+            *(study.model, *release, self.asked[played.name], drawn, range_),
+            public=study.records,
+            queries=public_queries(study.records, asked),
+            asked=asked,
             shown=study.shown.setdefault(tuple(asked), {}),
         )
-        scores = np.zeros((len(drawn), len(options)))
-        if task is not None and len(options) > 1:
-            if task.name not in self.asked:
-                self.asked[task.name] = MaskLoss(
-                    study.model,
-                    [Prompt((), r.query) for r in task.private],
-                    [r.answer for r in task.private],
-                    [],
-                    study.settings.patch,
-                )
-            loss = self.asked[task.name]
-            scores = np.stack([loss.right(options, release[3], i) for i in drawn]).astype(float)
-        sums = clipped_scores(scores, bound=1.0, levels=1)
-        chosen: np.ndarray = options[
-            exponential_mechanism(sums, sensitivity=1, range_=range_).index
-        ]
-        return chosen
 
 
 def picks(recipe: Recipe, epsilon: float) -> tuple[BoundedRangeEvent, ...]:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from dpmtv.data.demonstrations import BadRow
     from dpmtv.geometry import ReleaseGeometry
     from dpmtv.models.adapters import VisionLanguageModel
+    from dpmtv.models.atoms import Shown
+    from dpmtv.models.mask_loss import MaskLoss
     from dpmtv.privacy.choice import Choice
     from dpmtv.types import BoundedRangeEvent, Query
 
@@ -79,6 +81,65 @@ def choose_decoded(
     return chosen
 
 
+def choose_decoded_public(
+    model: VisionLanguageModel,
+    geometry: ReleaseGeometry,
+    release: Float[np.ndarray, " released"],
+    sigma: float,
+    heads: Bool[np.ndarray, " heads"],
+    records: MaskLoss,
+    drawn: Sequence[int],
+    range_: float,
+    *,
+    public: Sequence[Demonstration],
+    queries: Sequence[Query],
+    asked: Sequence[str],
+    shown: Shown,
+) -> Float[np.ndarray, " coordinates"]:
+    """What `choose_decoded` takes where public records play the private ones.
+
+    Their passes may be kept from draw to draw, which a build must not do, and what fails is
+    raised.
+
+    Args:
+        model: the frozen model.
+        geometry: of the release.
+        release: the released value.
+        sigma: standard deviation of its noise on each coordinate.
+        heads: the head mask.
+        records: zero-shot prompts of public records, and their answers.
+        drawn: the place there of each chunk's first record; empty for chunks of noise alone.
+        range_: E of the pick.
+        public: see `candidate_vectors`, and for the rest.
+        queries: see there.
+        asked: see there.
+        shown: see there.
+
+    Raises:
+        DataError: an image cannot be read.
+    """
+    options = candidate_vectors(
+        *(model, geometry, release, sigma, heads, public, queries, asked),
+        patch=records.patch,
+        shown=shown,
+    )
+    scores = np.zeros((len(drawn), len(options)))
+    if len(options) > 1 and len(drawn):
+        once, places = np.unique(drawn, return_inverse=True)
+        scores = np.stack([records.right(options, heads, i) for i in once])[places].astype(float)
+    chosen: Float[np.ndarray, " coordinates"] = options[_most_right(scores, range_, None).index]
+    return chosen
+
+
+def _most_right(
+    scores: Float[np.ndarray, "chunks options"],
+    range_: float,
+    charge: Callable[[BoundedRangeEvent], None] | None,
+) -> Choice:
+    sums = clipped_scores(scores, bound=1.0, levels=1)
+    return exponential_mechanism(sums, sensitivity=1, range_=range_, charge=charge)
+
+
 def choose_vector(
     model: VisionLanguageModel,
     vectors: Float[np.ndarray, "options coordinates"],
@@ -133,8 +194,7 @@ def choose_vector(
         if found is not None:
             scores[place] = found
         progress("private choice", place + 1, len(chunks))
-    sums = clipped_scores(scores, bound=1.0, levels=1)
-    return exponential_mechanism(sums, sensitivity=1, range_=range_, charge=charge)
+    return _most_right(scores, range_, charge)
 
 
 def _right(
