@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from dpmtv.data.demonstrations import BadRow
     from dpmtv.models.adapters import VisionLanguageModel
+    from dpmtv.options import PublicWord
     from dpmtv.public_tasks import Progress
     from dpmtv.types import Demonstration
 
@@ -97,7 +98,7 @@ def plan(
     records: int,
     epsilon: float,
     delta: float,
-    public: Sequence[Demonstration | BadRow] | Literal["synthetic"],
+    public: Sequence[Demonstration | BadRow] | PublicWord,
     relation: str = NeighbourRelation.REPLACE_ONE,
     unit: str | None = None,
     per_unit: int = 1,
@@ -150,9 +151,11 @@ def plan(
     if draws is not None and draws < 1:
         raise PrivacyParameterError("at least one draw is needed")
     if isinstance(public, str) and public != SYNTHETIC:
-        raise PrivacyParameterError('public is a list of records or "synthetic"')
+        raise PrivacyParameterError(
+            'a plan is made from public records: give a list of them or "synthetic"'
+        )
     if not public:
-        raise PrivacyParameterError("a plan is made from public records: give some")
+        raise PrivacyParameterError('a plan is made from public records: give some, or "synthetic"')
     everything = ReleaseGeometry(model.layout, np.ones(model.layout.n_heads, dtype=bool), (1.0,))
     calibrate_for(everything, epsilon, delta, relation, 1)  # refuses what build would refuse
     by_id = relation == NeighbourRelation.ADD_REMOVE

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
@@ -14,6 +14,7 @@ from dpmtv.errors import UserError
 if TYPE_CHECKING:
     from dpmtv.data.check import DataReport
     from dpmtv.data.demonstrations import BadRow
+    from dpmtv.options import PublicWord
     from dpmtv.types import Demonstration
 
 records = typer.Typer(help="Files of records.", no_args_is_help=True)
@@ -42,7 +43,10 @@ Columns = Annotated[
 Split = Annotated[str | None, typer.Option(help="Split of a Hugging Face dataset.")]
 Public = Annotated[
     list[str],
-    typer.Option(help='Public records, in a format of their own, or "synthetic" to generate some.'),
+    typer.Option(
+        help='Public records, in a format of their own; "synthetic" generates some, "none" builds '
+        "without."
+    ),
 ]
 PublicOption = Annotated[
     list[str], typer.Option(help="How they are read, as encoding=cp1252; DATA has its own.")
@@ -136,15 +140,17 @@ def public_reading(named: list[str]) -> dict[str, Any]:
 
 def public_records(
     files: list[str], named: list[str]
-) -> list[Demonstration | BadRow] | Literal["synthetic"] | None:
-    """Public records, read and looked at, or the word for generated ones; None for none."""
+) -> list[Demonstration | BadRow] | PublicWord | None:
+    """Public records, read and looked at, or the word in their place; None if there is neither."""
     from dpmtv.data.demonstrations import check_images, read_demonstrations, require_good
-    from dpmtv.data.synthetic import SYNTHETIC
+    from dpmtv.options import PublicWord
 
-    if SYNTHETIC in files:
-        if len(files) > 1:
-            raise UserError("--public is synthetic or files (one of that name is ./synthetic)")
-        return SYNTHETIC
+    words: tuple[PublicWord, ...] = get_args(PublicWord)
+    for word in words:
+        if word in files:
+            if len(files) > 1:
+                raise UserError(f"--public is {word} or files (one of that name is ./{word})")
+            return word
     if not files:
         return None
     records = read_demonstrations(files, **public_reading(named))

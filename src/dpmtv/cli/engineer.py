@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
@@ -90,8 +90,16 @@ def build(
     per_unit: PerUnit = 1,
     population: Population = None,
     selection: Annotated[
-        str, typer.Option(help="Heads: public (select first), released (the paper's), or all.")
-    ] = "public",
+        str | None,
+        typer.Option(
+            help="Heads: public (select first), private or private-top-k (chosen from the private "
+            "records), released (the paper's), or all."
+        ),
+    ] = None,
+    selection_epsilon: Annotated[
+        float | None,
+        typer.Option(help="Part of ε for all picks of a private selection; default: a tenth."),
+    ] = None,
     query: Annotated[
         str | None,
         typer.Option(help="A chunk's query: public, or private (the paper's: one more record)."),
@@ -101,7 +109,12 @@ def build(
     shots: Annotated[
         int | None, typer.Option(min=1, help="K, demonstrations a chunk; 1 or, private, 4.")
     ] = None,
-    clip: Annotated[float | None, typer.Option(help="The clip norm.")] = None,
+    clip: Annotated[
+        str | None, typer.Option(help="The clip norm: a number, private, or private-steps.")
+    ] = None,
+    clip_epsilon: Annotated[
+        float | None, typer.Option(help="Part of ε for a private clip norm; default: a tenth.")
+    ] = None,
     per_layer: Annotated[
         bool, typer.Option("--per-layer", help="Clip every layer alone (the paper's).")
     ] = False,
@@ -145,14 +158,16 @@ def build(
     from dpmtv.artifact import require_free
     from dpmtv.data.demonstrations import check_images, read_demonstrations, require_good
     from dpmtv.data.formats import data_file
-    from dpmtv.data.synthetic import SYNTHETIC
+    from dpmtv.options import PrivateClip, PublicWord, SelectionMode
     from dpmtv.pipeline import build_task_vector
     from dpmtv.privacy.statement import statement
 
-    one_of("selection", selection, ("public", "released", "all"))
+    if selection is not None:
+        one_of("selection", selection, get_args(SelectionMode))
     one_of("patch", patch, ("prompt", "every-step"))
     if query is not None:
         one_of("query", query, ("public", "private"))
+    norm = None if clip is None else clip if clip in get_args(PrivateClip) else _number(clip)
     require_free(output)
     if no_ledger and (ledger is not None or part):
         raise UserError("--no-ledger goes with neither --ledger nor --part")
@@ -165,7 +180,8 @@ def build(
         columns=column,
         split=split,
     )
-    if SYNTHETIC not in public and set(map(data_file, data)) & set(map(data_file, public)):
+    words = set(get_args(PublicWord))
+    if words.isdisjoint(public) and set(map(data_file, data)) & set(map(data_file, public)):
         raise PrivacyParameterError("the private file was given as the public one too")
     rows = read_demonstrations(data, unit=unit, format=format, **how)
     if strict:
@@ -196,11 +212,13 @@ def build(
             per_unit=per_unit,
             population=population,
             selection=selection,  # type: ignore[arg-type]
+            selection_epsilon=selection_epsilon,
             query=query,  # type: ignore[arg-type]
             asked=asked,
             chunks=chunks,
             shots=shots,
-            clip=clip,
+            clip=norm,  # type: ignore[arg-type]
+            clip_epsilon=clip_epsilon,
             per_layer=per_layer,
             choice=choice,
             patch=patch,  # type: ignore[arg-type]
@@ -357,6 +375,13 @@ def evaluate(
 
 
 # --- helpers -------------------------------------------------------------------------------
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise UserError(f"--clip is a number, private or private-steps, not {text}") from None
 
 
 def _beside(data: Path, ending: str) -> Path:
