@@ -55,6 +55,12 @@ CHOSEN_ON = (
     "digit-phrase,presence-pair,warmth-words"
 )
 OTHERS = ",".join(task for task in SUITE if task not in CHOSEN_ON.split(","))
+# Private questions about digits, public records about shapes alone.
+DIGITS = "digit-french,digit-phrase,digit-dutch-noisy,parity-words,parity-pair"
+SHAPES = (
+    "color-english,color-light,color-planet,color-planet-turned-3,presence-truth,"
+    "presence-truth-turned-1,round-public,round-sign,shape-german,shape-phrase,warmth-truth"
+)
 METHODS = ("--methods", "zero-shot,task vector,dp-mtv")
 REPLACE = ("--relations", "replace_one")
 BY_RECORDS = (*COMMON, "--n-test", "50", *METHODS)
@@ -123,6 +129,19 @@ FULL = {
         )
         for k, shots in PAPERS_K.items()
     },
+    equal_records.ALONE: (
+        *(*COMMON, *SHORT, *AT_ONE, *REPLACE, "--records", "100,250,500"),
+        *("--geometries", ",".join(equal_records.ALONE_STEPS)),
+    ),
+    equal_records.CONTROL: (
+        *(*COMMON, *FEWER, *AT_ONE, *DEFAULT, "--records", "100"),
+        *("--methods", "zero-shot,other task,pure noise"),
+    ),
+    equal_records.FOREIGN: (
+        *(*COMMON, "--tasks", DIGITS, "--n-test", "50", *METHODS, *AT_ONE, *REPLACE),
+        *("--records", "100,250", "--public", SHAPES, "--geometries", "default,all-heads"),
+        *("--shots", "1"),
+    ),
     equal_records.SYNTHETIC: (
         *(*COMMON, *SHORT, *DEFAULT, *AT_ONE, "--records", "100,250"),
         *("--public", "synthetic"),

@@ -17,9 +17,10 @@ ROOT = Path(dpmtv.__file__).parent
 ORDER = [
     {"errors", "types"},
     {"privacy", "data", "audit"},
-    {"geometry", "decoding", "head_selection", "artifact"},
+    {"geometry", "decoding", "head_selection", "artifact", "options"},
     {"models"},
     {"public_tasks"},
+    {"private_choices"},
     {"pipeline"},
     {"evaluation"},
     {"planning"},

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dpmtv.data.demonstrations import BadRow
-    from dpmtv.models.adapters import VisionLanguageModel
 
 SelectionMode = Literal["public", "released", "all", "private", "private-top-k"]
 QueryMode = Literal["public", "private"]
@@ -139,23 +138,6 @@ def clip_source(
     if clip is not None:
         return "option"
     return "made-up" if public == NONE else "public"
-
-
-def inference_of(
-    model: VisionLanguageModel, patch: PatchMode, alpha: float
-) -> certificates.Inference:
-    """How the vector will be used; made first, so that a bad option costs no release."""
-    if patch not in get_args(PatchMode):
-        raise PrivacyParameterError(f"patch must be one of {', '.join(get_args(PatchMode))}")
-    if not 0 < alpha <= 1:
-        raise PrivacyParameterError("alpha must be above 0 and at most 1")
-    return certificates.Inference(
-        patch=patch,
-        alpha=float(alpha),
-        prompt_template_sha256=model.prompt_template_sha256,
-        answer_instruction=model.instruction,
-        dtype=model.dtype,
-    )
 
 
 def relation_of(name: str) -> NeighbourRelation:

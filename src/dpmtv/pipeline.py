@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 from PIL import Image
@@ -20,7 +20,7 @@ from dpmtv.data.chunks import form_chunks, rows_of_units, units_in_a_chunk
 from dpmtv.data.demonstrations import BadRow, require_good
 from dpmtv.data.partition import fresh_key
 from dpmtv.data.work import open_work, records_sha256, write_report
-from dpmtv.errors import InternalError, LedgerError
+from dpmtv.errors import InternalError, LedgerError, PrivacyParameterError
 from dpmtv.geometry import ReleaseGeometry
 from dpmtv.models.choosing import choose_decoded
 from dpmtv.models.extraction import preflight
@@ -28,10 +28,10 @@ from dpmtv.models.synthetic import public_records
 from dpmtv.options import (
     NONE,
     SHOTS,
+    PatchMode,
     check_options,
     clip_source,
     default_picks,
-    inference_of,
     picks_of,
     public_size,
     relation_of,
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from dpmtv.models.adapters import VisionLanguageModel
-    from dpmtv.options import PatchMode, PrivateClip, PublicWord, QueryMode, SelectionMode
+    from dpmtv.options import PrivateClip, PublicWord, QueryMode, SelectionMode
     from dpmtv.public_tasks import Progress
     from dpmtv.types import Event, GaussianEvent
 
@@ -196,7 +196,7 @@ def build_task_vector(
     else:
         decoding = picks_of(choice, epsilon, learned)
     beside: tuple[Event, ...] = (*plan.events(model.layout), *decoding)
-    inference = inference_of(model, patch, alpha)
+    inference = _inference(model, patch, alpha)
     units = rows_of_units(data, unit is not None)
     n = public_size(len(units), relation, unit, population, per_unit)
     check_delta(delta, n, allow_large_delta)
@@ -382,6 +382,23 @@ def build_task_vector(
         inference=inference,
     )
     return TaskVector(values, heads, certificate)
+
+
+def _inference(
+    model: VisionLanguageModel, patch: PatchMode, alpha: float
+) -> certificates.Inference:
+    """How the vector will be used; made first, so that a bad option costs no release."""
+    if patch not in get_args(PatchMode):
+        raise PrivacyParameterError(f"patch must be one of {', '.join(get_args(PatchMode))}")
+    if not 0 < alpha <= 1:
+        raise PrivacyParameterError("alpha must be above 0 and at most 1")
+    return certificates.Inference(
+        patch=patch,
+        alpha=float(alpha),
+        prompt_template_sha256=model.prompt_template_sha256,
+        answer_instruction=model.instruction,
+        dtype=model.dtype,
+    )
 
 
 def weight_steps(search_steps: int) -> int:

@@ -88,7 +88,8 @@ class PrivateOnly:
             largest=model.layout.size,
         )
         release = mechanism.release(coordinates)
-        return geometry.from_release(release.value), heads, len(release.value)
+        # How many coordinates there are is chosen in each draw; at most all.
+        return geometry.from_release(release.value), heads, model.layout.size
 
     def paper(
         self, chunks: np.ndarray, first: Sequence[int], epsilon: float, relation: str
