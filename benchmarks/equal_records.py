@@ -453,7 +453,7 @@ def _alone(every: Rows) -> str:
         lines[words] = own.of(method="dp-mtv", geometry=GEOMETRIES[name].words)
     lines[VECTOR] = own.of(method="task vector")
     return (
-        f"ε = 1 in all, heads, clip norm and vector together; the same {len(own.tasks)} tasks. What "
+        f"ε = 1 for heads, clip norm and vector together; the same {len(own.tasks)} tasks. What "
         "is chosen privately, and how, is told in [method.md](method.md); the choices have a tenth "
         "of ε each. With 100 records the clip norm is not chosen: it would be wrong too often. The "
         "vector without noise is the default's.\n\n" + _by_records(lines, own)
@@ -484,7 +484,7 @@ def _controls(every: Rows) -> str:
     lines = [[str(r["method"]), percent((r["mean"], r["se"]))] for r in own.rows]
     (records,) = {r["records"] for r in own.rows if r["method"] == "other task"}
     return (
-        f"ε = 1, {records} records, the same {len(every.of(CONTROL).tasks)} tasks: the default made "
+        f"ε = 1, {records} records, the same {len(every.of(CONTROL).tasks)} tasks: the default "
         "from the records of a task that shares no answer, and from no records, decoded and "
         "chosen by the same steps. Both should stay near zero-shot.\n\n"
         + _lines(["method", "accuracy, %"], lines)
