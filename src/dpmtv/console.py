@@ -72,6 +72,35 @@ def print_rows(rows: Sequence[dict[str, Any]]) -> None:
     console.print(f"Accuracy in %: {rows[0]['metric']}{spread}.", style="dim")
 
 
+def print_membership(rows: Sequence[dict[str, Any]]) -> None:
+    """Attacks with what they found beside what the certificate allows, then the verdicts."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(width=None if sys.stdout.isatty() else 150, highlight=False)
+    table = Table(box=None, header_style="bold")
+    for heading in ("target", "records", "attack", "privacy"):
+        table.add_column(heading)
+    for heading in ("AUC", "allowed", "hits at 1 %", "hits at 5 %", "μ ≥", "ε ≥"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        privacy = f"ε = {row['epsilon']:g}" if row["private"] else "[bold red]not private[/]"
+        table.add_row(
+            *(row["target"], row["candidates"], row["attack"], privacy),
+            f"{row['auc']:.3f} ({row['auc_low']:.3f} to {row['auc_high']:.3f})",
+            "" if row["auc_allowed"] is None else f"{row['auc_allowed']:.3f}",
+            *(f"{row[at]:.1%}" for at in ("hits_at_1", "hits_at_5")),
+            *(f"{row[bound]:.2f}" for bound in ("mu_low", "epsilon_low")),
+        )
+    console.print(table)
+    for row in rows:
+        if row["private"]:
+            console.print(
+                f"{row['target']}, ε = {row['epsilon']:g}, {row['candidates']} records, "
+                f"{row['attack']}: {row['verdict']}"
+            )
+
+
 def print_plan(plan: Plan, build: str) -> None:
     """Forecasts, what they rest on, warnings, and the build's command line."""
     from rich.console import Console

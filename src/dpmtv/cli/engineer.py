@@ -341,7 +341,7 @@ def evaluate(
             methods=_listed("methods", methods, METHODS),
             geometries=_listed("geometries", geometries, tuple(GEOMETRIES)),
             relations=_listed("relations", relations, ("replace_one", "zero_out")),
-            epsilons=_numbers(epsilons),
+            epsilons=numbers(epsilons),
             delta=delta,
             chunks=_integers("chunks", chunks),
             records=_integers("records", records) if records else (),
@@ -365,7 +365,7 @@ def evaluate(
                 loaded,
                 settings,
                 name=target if target == "embedded" or "/" not in target else Path(target).name,
-                command=_as_typed(),
+                command=as_typed(),
                 progress=progress,
             )
     if json_:
@@ -416,7 +416,7 @@ def _evaluate_vector(
 
     vector = TaskVector.from_pretrained(folder)
     loaded = _model_of(vector, model, most)
-    return evaluate_vector(loaded, vector, records, command=_as_typed())
+    return evaluate_vector(loaded, vector, records, command=as_typed())
 
 
 def load(name: str, **options: Any) -> VisionLanguageModel:
@@ -460,7 +460,8 @@ def _listed(option: str, text: str, allowed: Sequence[str]) -> tuple[str, ...]:
     return values
 
 
-def _numbers(text: str) -> tuple[float | None, ...]:
+def numbers(text: str) -> tuple[float | None, ...]:
+    """The values of --epsilons; None for "none"."""
     try:
         return tuple(None if t.strip() == "none" else float(t) for t in text.split(","))
     except ValueError:
@@ -477,7 +478,8 @@ def _integers(option: str, text: str) -> tuple[int, ...]:
     return values
 
 
-def _as_typed() -> str:
+def as_typed() -> str:
+    """The command line, for rows that name what reproduces them."""
     return " ".join(["dpmtv", *(f'"{a}"' if " " in a else a for a in sys.argv[1:])])
 
 

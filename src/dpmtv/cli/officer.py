@@ -12,13 +12,12 @@ from dpmtv.cli.common import (
     Json,
     Relation,
     Unit,
-    audits,
     budget,
     command,
     command_of,
     relation_of,
 )
-from dpmtv.console import print_json, print_ledger, progress_bars
+from dpmtv.console import print_json, print_ledger
 
 
 @command
@@ -124,36 +123,3 @@ def show_ledger(
         print_json(asdict(history))
         return
     print_ledger(history)
-
-
-@command_of(audits)
-def mechanism(
-    relation: Relation = "replace_one",
-    unit: Annotated[bool, typer.Option(help="Units of several records.")] = False,
-    epsilon: Annotated[float, typer.Option(help="ε that the builds claim.")] = 1.0,
-    delta: Annotated[float, typer.Option(help="δ that the builds claim.")] = 1e-5,
-    runs: Annotated[int, typer.Option(min=100, help="Builds in each of the two worlds.")] = 1000,
-    json_: Json = False,
-) -> None:
-    """Build the same vector many times in two neighbouring worlds and try to tell them apart.
-
-    Everything but the model is real; the model is one that answers as badly for privacy as it can.
-    """
-    from dpmtv.evaluation.mechanism_audit import audit_mechanism
-
-    with progress_bars() as progress:
-        result = audit_mechanism(
-            relation=relation_of(relation),
-            units=unit,
-            epsilon=epsilon,
-            delta=delta,
-            runs=runs,
-            progress=progress,
-        )
-    if json_:
-        print_json(result.to_dict())
-    else:
-        for line in result.lines():
-            typer.echo(f"  {line}")
-    if result.violation:
-        raise typer.Exit(1)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from dpmtv.artifact import TaskVector
-from dpmtv.audit import ERROR, RUNS, Claim, MechanismAudit, Progress, two_worlds
+from dpmtv.audit.two_worlds import ERROR, RUNS, Claim, MechanismAudit, Progress, two_worlds
 from dpmtv.errors import InternalError, PrivacyParameterError
 from dpmtv.pipeline import build_task_vector
 from dpmtv.privacy.certificate import ModelIdentity

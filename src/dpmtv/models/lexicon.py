@@ -74,7 +74,7 @@ def first_tokens(
     model: VisionLanguageModel,
     vector: Float[np.ndarray, " coordinates"],
     heads: Bool[np.ndarray, " heads"],
-    queries: Sequence[Query],
+    queries: Sequence[Query | Prompt],
     patch: str,
 ) -> Float[np.ndarray, "queries vocabulary"]:
     """Log-probabilities of an answer's first token, with the vector patched in."""

@@ -80,6 +80,17 @@ class MaskLoss:
         return self._losses(values, np.tile(heads, (len(vectors), 1)), at)
 
     @torch.no_grad()
+    def under(
+        self,
+        vectors: Float[np.ndarray, "rows coordinates"],
+        heads: Bool[np.ndarray, " heads"],
+        at: int,
+    ) -> Float[np.ndarray, " rows"]:
+        """Loss of example ``at`` under each vector, as `of_vectors`, without gradients."""
+        rows = self._losses(self.model.by_layer(vectors), np.tile(heads, (len(vectors), 1)), at)
+        return np.asarray(rows.cpu().numpy(), np.float32)
+
+    @torch.no_grad()
     def right(
         self,
         vectors: Float[np.ndarray, "#rows coordinates"],

@@ -17,8 +17,16 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
-from dpmtv import audit, pipeline
-from dpmtv.audit import Claim, clopper_pearson, gaussian_epsilon, judge, rank_bound, two_worlds
+from dpmtv import pipeline
+from dpmtv.audit import two_worlds as audit
+from dpmtv.audit.two_worlds import (
+    Claim,
+    clopper_pearson,
+    gaussian_epsilon,
+    judge,
+    rank_bound,
+    two_worlds,
+)
 from dpmtv.errors import InternalError, PrivacyParameterError, UserError
 from dpmtv.evaluation import mechanism_audit
 from dpmtv.evaluation.mechanism_audit import audit_mechanism
