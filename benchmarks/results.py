@@ -25,7 +25,7 @@ from typing import Any
 import equal_records
 from dpmtv.evaluation.report import plot_png
 from dpmtv.evaluation.settings import GEOMETRIES
-from dpmtv.models.adapters import EMBEDDED
+from dpmtv.models.loading import EMBEDDED
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 Row = dict[str, Any]

@@ -11,12 +11,9 @@ import torch
 
 from dpmtv.data.demonstrations import read_demonstrations
 from dpmtv.errors import ModelError
-from dpmtv.models.adapters import (
-    EMBEDDED,
-    VisionLanguageModel,
-    find_projections,
-    load_model,
-)
+from dpmtv.models.adapters import VisionLanguageModel, load_model
+from dpmtv.models.loading import EMBEDDED
+from dpmtv.models.projections import find_projections
 from dpmtv.types import Prompt
 
 

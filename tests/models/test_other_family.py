@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from dpmtv.data.prompts import BRIEF
-from dpmtv.models.adapters import EMBEDDED, VisionLanguageModel, load_model
+from dpmtv.models.adapters import VisionLanguageModel, load_model
 from dpmtv.models.extraction import preflight
+from dpmtv.models.loading import EMBEDDED
 from dpmtv.models.mask_loss import MaskLoss, answered_right, whole_pass_losses
 from dpmtv.pipeline import build_task_vector
 from dpmtv.types import Demonstration, Prompt

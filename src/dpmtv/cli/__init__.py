@@ -3,10 +3,10 @@
 import io
 import sys
 
-from dpmtv.cli import audits, data, engineer, officer, plan
+from dpmtv.cli import audits, data, engineer, evaluate, models, officer, plan
 from dpmtv.cli.common import app
 
-__all__ = ["app", "audits", "data", "engineer", "main", "officer", "plan"]
+__all__ = ["app", "audits", "data", "engineer", "evaluate", "main", "models", "officer", "plan"]
 
 
 def main() -> None:

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from dpmtv.cli.common import Json, Relation, audits, command_of, relation_of
-from dpmtv.cli.engineer import as_typed, load, numbers
+from dpmtv.cli.engineer import load
+from dpmtv.cli.evaluate import as_typed, numbers
 from dpmtv.console import print_json, print_membership, progress_bars
 from dpmtv.errors import UserError
 

@@ -53,7 +53,23 @@ AskedLater = Annotated[
     list[str], typer.Option(help="A question that will be asked; again for several.")
 ]
 Revision = Annotated[str | None, typer.Option(help="Hub revision of the model.")]
+ModelOption = Annotated[
+    list[str],
+    typer.Option(
+        help="How the model is loaded, as bits=4; again for several: dtype, device, device_map, "
+        "bits, attention, projections, trust_remote_code (true runs the checkpoint's own code)."
+    ),
+]
 Longest = Annotated[int | None, typer.Option(min=1, help="Longest answer, in tokens.")]
+_MODEL_OPTIONS = (
+    "dtype",
+    "device",
+    "device_map",
+    "bits",
+    "attention",
+    "projections",
+    "trust_remote_code",
+)
 Command = TypeVar("Command", bound=Callable[..., None])
 
 
@@ -122,6 +138,26 @@ def one_of(option: str, value: str, allowed: Sequence[str]) -> None:
     """Refuse a value that the option does not know."""
     if value not in allowed:
         raise UserError(f"--{option} must be one of {', '.join(allowed)}")
+
+
+def model_options(named: Sequence[str]) -> dict[str, Any]:
+    """``["bits=4", "device_map=auto"]`` as arguments of `load_model`."""
+    options: dict[str, Any] = {}
+    for text in named:
+        name, sign, value = text.partition("=")
+        if name not in _MODEL_OPTIONS or not sign:
+            raise UserError(
+                f"--model-option takes NAME=VALUE with NAME one of {', '.join(_MODEL_OPTIONS)}"
+            )
+        if name == "trust_remote_code":
+            one_of("model-option trust_remote_code", value, ("true", "false"))
+            options[name] = value == "true"
+        elif name == "bits":
+            one_of("model-option bits", value, ("4", "8"))
+            options[name] = int(value)
+        else:
+            options[name] = value
+    return options
 
 
 def relation_of(name: str) -> NeighbourRelation:

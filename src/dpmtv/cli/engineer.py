@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
@@ -15,12 +13,14 @@ from dpmtv.cli.common import (
     Json,
     Longest,
     Model,
+    ModelOption,
     PerUnit,
     Population,
     Relation,
     Revision,
     Unit,
     command,
+    model_options,
     one_of,
 )
 from dpmtv.cli.data import (
@@ -39,12 +39,11 @@ from dpmtv.cli.data import (
     reading,
 )
 from dpmtv.console import print_json, print_rows, progress_bars
-from dpmtv.errors import ArtifactError, DataError, PrivacyParameterError, UserError
+from dpmtv.errors import ArtifactError, PrivacyParameterError, UserError
 
 if TYPE_CHECKING:
     from dpmtv.artifact import TaskVector
     from dpmtv.models.adapters import VisionLanguageModel
-    from dpmtv.types import Demonstration
 
 
 @command
@@ -126,6 +125,7 @@ def build(
     alpha: Annotated[float, typer.Option(help="Patch strength; 1 replaces.")] = 1.0,
     instruction: Instruction = None,
     revision: Revision = None,
+    model_option: ModelOption = [],  # noqa: B006
     strict: Annotated[
         bool, typer.Option(help="Refuse bad private rows (tells their numbers).")
     ] = False,
@@ -187,7 +187,7 @@ def build(
     if strict:
         require_good(check_images(rows), "the private file")
     others = public_records(public, public_option)
-    loaded = load(model, revision=revision, instruction=instruction)
+    loaded = load(model, revision=revision, instruction=instruction, **model_options(model_option))
     if ledger is None and not no_ledger and (len(data) > 1 or not data[0].exists()):
         raise UserError("for several files, or data of a hub, name the ledger: --ledger FILE")
     beside = data_file(data[0])  # one data set, one ledger
@@ -242,6 +242,7 @@ def ask(
     question: Annotated[str, typer.Argument(help="The question.")],
     image: Annotated[list[Path], typer.Option(help="The image; again for several.")],
     model: Model = None,
+    model_option: ModelOption = [],  # noqa: B006
     max_new_tokens: Longest = None,
     json_: Json = False,
 ) -> None:
@@ -250,7 +251,7 @@ def ask(
     from dpmtv.types import Query
 
     vector = TaskVector.from_pretrained(folder)
-    loaded = _model_of(vector, model, max_new_tokens)
+    loaded = model_of(vector, model, max_new_tokens, model_options(model_option))
     queries = [Query(tuple(image), question)]
     (bare,) = loaded.generate(queries)
     with vector.applied(loaded):
@@ -261,117 +262,6 @@ def ask(
     _warn_without_noise(vector)
     typer.echo(answer)
     typer.secho(f"without the vector: {bare}", dim=True)
-
-
-@command
-def evaluate(
-    target: Annotated[str, typer.Argument(help="A task vector folder, or a model.")],
-    benchmark: Annotated[
-        list[str], typer.Option(help="Test files for a vector; benchmark folder for a model.")
-    ] = ["embedded"],  # noqa: B006 - typer copies it
-    model: Model = None,
-    tasks: Annotated[str, typer.Option(help="Tasks of the benchmark, by comma.")] = "",
-    public: Annotated[
-        str,
-        typer.Option(help='"synthetic" records, or tasks of public.jsonl by comma; default: all.'),
-    ] = "",
-    methods: Annotated[
-        str,
-        typer.Option(
-            help="Methods, by comma: also words listed, words enforced, words listed and enforced "
-            "(words taken as public); private words enforced, private words listed and enforced, "
-            "private words + vector, bank choice (same ε and δ); other task, pure noise."
-        ),
-    ] = "zero-shot,in-context,task vector,dp-mtv",
-    geometries: Annotated[
-        str,
-        typer.Option(help="default, selected, all-heads, paper, all-heads-public-query, …"),
-    ] = "default,all-heads",
-    relations: Annotated[str, typer.Option(help="Neighbour relations.")] = "replace_one,zero_out",
-    epsilons: Annotated[str, typer.Option(help='Numbers; "none" is the mean without noise.')] = (
-        "0.5,1,2,4,8,none"
-    ),
-    delta: Annotated[float, typer.Option(help="δ.")] = 1e-5,
-    chunks: Annotated[str, typer.Option(help="Values of m, by comma.")] = "100",
-    records: Annotated[
-        str, typer.Option(help="Private records, by comma: as many chunks as they give.")
-    ] = "",
-    shots: Annotated[int, typer.Option(min=1, help="K, where the query is private.")] = 4,
-    draws: Annotated[int, typer.Option(min=1, help="Draws of records and noise.")] = 20,
-    n_test: Annotated[int, typer.Option(min=1, help="Test queries a task.")] = 100,
-    patch: Annotated[str, typer.Option(help="prompt or every-step.")] = "every-step",
-    sealed: Annotated[
-        bool, typer.Option("--sealed", help="Test on sealed.jsonl: for figures to be published.")
-    ] = False,
-    search_steps: Annotated[int, typer.Option(min=1, help="Steps of each head search.")] = 200,
-    max_new_tokens: Longest = None,
-    format: Format = None,
-    answers: Answers = "majority",
-    encoding: Encoding = None,
-    images: Images = None,
-    question: Asked = None,
-    ways: Ways = None,
-    column: Columns = [],  # noqa: B006
-    split: Split = None,
-    json_: Json = False,
-) -> None:
-    """Accuracy of a vector on a test file, or of every method on a public benchmark folder.
-
-    Every file of a benchmark folder counts as public, also those that play the private role.
-    """
-    if (Path(target) / "certificate.json").is_file():
-        how = reading(
-            answers=answers,
-            encoding=encoding,
-            images=images,
-            question=question,
-            ways=ways,
-            columns=column,
-            split=split,
-        )
-        test = _test_records(benchmark, format=format, **how)
-        rows = _evaluate_vector(Path(target), test, model, max_new_tokens)
-    else:
-        from dpmtv.evaluation.benchmark import load_benchmark
-        from dpmtv.evaluation.runner import evaluate_benchmark
-        from dpmtv.evaluation.settings import GEOMETRIES, METHODS, Settings
-
-        one_of("patch", patch, ("prompt", "every-step"))
-        settings = Settings(
-            methods=_listed("methods", methods, METHODS),
-            geometries=_listed("geometries", geometries, tuple(GEOMETRIES)),
-            relations=_listed("relations", relations, ("replace_one", "zero_out")),
-            epsilons=numbers(epsilons),
-            delta=delta,
-            chunks=_integers("chunks", chunks),
-            records=_integers("records", records) if records else (),
-            shots=shots,
-            draws=draws,
-            n_test=n_test,
-            patch=patch,  # type: ignore[arg-type]
-            search_steps=search_steps,
-        )
-        if len(benchmark) > 1:
-            raise UserError("one benchmark folder at a time")
-        loaded = load_benchmark(
-            benchmark[0],
-            [t for t in tasks.split(",") if t],
-            sealed=sealed,
-            public="synthetic" if public == "synthetic" else [t for t in public.split(",") if t],
-        )
-        with progress_bars() as progress:
-            rows, _ = evaluate_benchmark(
-                load(target),
-                loaded,
-                settings,
-                name=target if target == "embedded" or "/" not in target else Path(target).name,
-                command=as_typed(),
-                progress=progress,
-            )
-    if json_:
-        print_json(rows)
-    else:
-        print_rows(rows)
 
 
 # --- helpers -------------------------------------------------------------------------------
@@ -398,27 +288,6 @@ def _apart(*paths: Path | None) -> None:
                 raise UserError(f"{path} and {other} must be apart from each other")
 
 
-def _test_records(files: Sequence[str], **how: Any) -> list[Demonstration]:
-    from dpmtv.data.demonstrations import check_images, read_demonstrations, require_good
-
-    if list(files) == ["embedded"]:
-        raise DataError("to evaluate a vector, name a test file: --benchmark test.jsonl")
-    rows = read_demonstrations(list(files), **how)
-    require_good(check_images(rows), "the test file")
-    return require_good(rows, "the test file")
-
-
-def _evaluate_vector(
-    folder: Path, records: Sequence[Demonstration], model: str | None, most: int | None
-) -> list[dict[str, Any]]:
-    from dpmtv.artifact import TaskVector
-    from dpmtv.evaluation.rows import evaluate_vector
-
-    vector = TaskVector.from_pretrained(folder)
-    loaded = _model_of(vector, model, most)
-    return evaluate_vector(loaded, vector, records, command=as_typed())
-
-
 def load(name: str, **options: Any) -> VisionLanguageModel:
     """The model of that name, without the bars and warnings of its library."""
     from dpmtv.models.adapters import load_model
@@ -434,13 +303,16 @@ def _quiet_transformers() -> None:
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
 
-def _model_of(vector: TaskVector, name: str | None, most: int | None) -> VisionLanguageModel:
+def model_of(
+    vector: TaskVector, name: str | None, most: int | None, how: dict[str, Any]
+) -> VisionLanguageModel:
     """The model that a vector was made for, by hub id, or the embedded one by its hash."""
     made_for = vector.certificate.model
     inference = vector.certificate.inference
     options: dict[str, Any] = {
         "instruction": inference.answer_instruction,
         "dtype": inference.dtype,
+        **how,
     }
     if most is not None:
         options["max_new_tokens"] = most
@@ -451,36 +323,6 @@ def _model_of(vector: TaskVector, name: str | None, most: int | None) -> VisionL
     if model.identity != made_for:
         raise ArtifactError("the vector was made for a model in a local folder; name it: --model")
     return model
-
-
-def _listed(option: str, text: str, allowed: Sequence[str]) -> tuple[str, ...]:
-    values = tuple(part.strip() for part in text.split(",") if part.strip())
-    for value in values:
-        one_of(option, value, allowed)
-    return values
-
-
-def numbers(text: str) -> tuple[float | None, ...]:
-    """The values of --epsilons; None for "none"."""
-    try:
-        return tuple(None if t.strip() == "none" else float(t) for t in text.split(","))
-    except ValueError:
-        raise UserError('--epsilons takes numbers by comma, and "none"') from None
-
-
-def _integers(option: str, text: str) -> tuple[int, ...]:
-    try:
-        values = tuple(int(t) for t in text.split(","))
-    except ValueError:
-        values = ()
-    if not values or min(values) < 1:
-        raise UserError(f"--{option} takes whole numbers above 0, by comma")
-    return values
-
-
-def as_typed() -> str:
-    """The command line, for rows that name what reproduces them."""
-    return " ".join(["dpmtv", *(f'"{a}"' if " " in a else a for a in sys.argv[1:])])
 
 
 def _epsilon(vector: TaskVector) -> float | str:

@@ -11,12 +11,14 @@ from dpmtv.cli.common import (
     AskedLater,
     Instruction,
     Json,
+    ModelOption,
     PerUnit,
     Population,
     Relation,
     Revision,
     Unit,
     command,
+    model_options,
 )
 from dpmtv.cli.data import Public, PublicOption, public_records
 from dpmtv.cli.engineer import load
@@ -46,6 +48,7 @@ def plan(
     ] = None,
     instruction: Instruction = None,
     revision: Revision = None,
+    model_option: ModelOption = [],  # noqa: B006
     json_: Json = False,
 ) -> None:
     """Say what accuracy to expect of a build, from public records alone; spends no budget.
@@ -57,7 +60,7 @@ def plan(
     from dpmtv.planning import plan as make_plan
 
     others = public_records(public, public_option)
-    loaded = load(model, revision=revision, instruction=instruction)
+    loaded = load(model, revision=revision, instruction=instruction, **model_options(model_option))
     with progress_bars() as progress:
         made = make_plan(
             loaded,
@@ -85,6 +88,7 @@ def plan(
         ("--asked", asked),
         ("--instruction", [instruction]),
         ("--revision", [revision]),
+        ("--model-option", model_option),
     ):
         words += [w for v in values if v is not None for w in (option, str(v))]
     ready = shlex.join(words)

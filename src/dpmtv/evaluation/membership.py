@@ -37,13 +37,13 @@ from dpmtv.audit.two_worlds import Claim
 from dpmtv.data.demonstrations import require_good
 from dpmtv.errors import DataError
 from dpmtv.evaluation.membership_attacks import LinearRelease, as_released, contribution
-from dpmtv.models.atoms import candidate_vectors
+from dpmtv.models.choosing import choose_decoded_public
 from dpmtv.models.lexicon import first_tokens
 from dpmtv.models.mask_loss import MaskLoss
 from dpmtv.models.synthetic import public_records
-from dpmtv.pipeline import SHOTS, calibrate_for, default_picks, relative_noise, weight_steps
+from dpmtv.options import SHOTS, default_picks
+from dpmtv.pipeline import calibrate_for, relative_noise, weight_steps
 from dpmtv.privacy.accounting import gdp_mu
-from dpmtv.privacy.choice import clipped_scores, exponential_mechanism
 from dpmtv.public_tasks import (
     SEARCH_STEPS,
     public_queries,
@@ -52,7 +52,7 @@ from dpmtv.public_tasks import (
     release_geometry,
     select_heads,
 )
-from dpmtv.types import Demonstration, Prompt
+from dpmtv.types import BoundedRangeEvent, Demonstration, Prompt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from dpmtv.geometry import ReleaseGeometry
     from dpmtv.models.adapters import VisionLanguageModel
     from dpmtv.models.atoms import Shown
-    from dpmtv.pipeline import PatchMode
+    from dpmtv.options import PatchMode
     from dpmtv.privacy.mechanisms import GaussianMean
     from dpmtv.public_tasks import Progress
     from dpmtv.types import Query
@@ -345,21 +345,15 @@ class _Trial:
     ) -> Float[np.ndarray, " coordinates"]:
         """Decoded and chosen as in a build, with passes kept from trial to trial."""
         known = self.known
-        options = candidate_vectors(
-            *(known.model, geometry, release, mechanism.event.sigma, known.heads, known.public),
-            *(self._queries(), self.asked),
-            patch=known.settings.patch,
+        return choose_decoded_public(
+            *(known.model, geometry, release, mechanism.event.sigma, known.heads, self.own),
+            [int(i) for i in self.members],
+            _range(mechanism),
+            public=known.public,
+            queries=self._queries(),
+            asked=self.asked,
             shown=known.shown.setdefault(tuple(self.asked), {}),
         )
-        scores = np.zeros((len(self.members), len(options)))
-        if len(options) > 1:
-            right = [self.own.right(options, known.heads, int(i)) for i in self.members]
-            scores = np.stack(right).astype(float)
-        sums = clipped_scores(scores, bound=1.0, levels=1)
-        (pick,) = mechanism.beside
-        chosen: Float[np.ndarray, " coordinates"]
-        chosen = options[exponential_mechanism(sums, sensitivity=1, range_=pick.range).index]
-        return chosen
 
     def _odd(self, record: Demonstration) -> Demonstration:
         """The same record, answered with another word of the task."""
@@ -387,3 +381,9 @@ class _Trial:
 def _drawn(records: int) -> int:
     """Records of a task that a trial needs: one a slot, and second candidates."""
     return records + records // SHARE
+
+
+def _range(mechanism: GaussianMean) -> float:
+    """E of the one pick beside a release."""
+    (pick,) = (e for e in mechanism.beside if isinstance(e, BoundedRangeEvent))
+    return pick.range

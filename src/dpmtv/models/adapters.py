@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import re
 import warnings
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -28,25 +26,18 @@ from dpmtv.data.prompts import (
 )
 from dpmtv.errors import InternalError, ModelError
 from dpmtv.models.hooks import last_token, patch_heads, record_heads
+from dpmtv.models.loading import hash_files, load_parts
+from dpmtv.models.processors import processed
+from dpmtv.models.projections import find_projections, head_layout
 from dpmtv.privacy.certificate import ModelIdentity
-from dpmtv.types import HeadLayout, Prompt, Query
+from dpmtv.types import Prompt, Query
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from jaxtyping import Bool, Float
     from torch import Tensor
-
-# Names that architectures give to the attention output projection of a decoder layer, and parts
-# of a module path that mark something else (vision towers, cross-attention, recurrent layers).
-_PROJECTION = re.compile(
-    r"(?:^|\.)(?:layers|h|blocks|layer)\.\d+\..*(?:attn|attention|mixer).*"
-    r"\.(?:o_proj|out_proj|dense|c_proj|wo|attn_out)$"
-)
-_ELSEWHERE = re.compile(r"cross|encoder_attn|encoder\.layers|vision|visual|linear_attn|mamba|conv")
-
-_RECURRENT = re.compile(r"mamba|linear|delta|recurrent|conv", re.IGNORECASE)
-_IDENTITY_FILES = {".safetensors", ".bin", ".json", ".jinja", ".model", ".txt"}
 
 _DTYPES: dict[torch.dtype, Literal["float32", "float16", "bfloat16"]] = {
     torch.float32: "float32",
@@ -54,7 +45,8 @@ _DTYPES: dict[torch.dtype, Literal["float32", "float16", "bfloat16"]] = {
     torch.bfloat16: "bfloat16",
 }
 
-EMBEDDED = Path(__file__).resolve().parent.parent / "embedded" / "model"
+# Mllama's text before the first picture looks at all of a row's pictures, padded ones too.
+_NEVER_BATCHED = {"mllama"}
 
 
 @dataclass(frozen=True)
@@ -79,6 +71,7 @@ class VisionLanguageModel:
         hub_id: str | None = None,
         revision: str | None = None,
         weights_sha256: str | None = None,
+        projections: str | None = None,
         instruction: str = "",
         max_new_tokens: int = 20,
     ) -> None:
@@ -88,18 +81,27 @@ class VisionLanguageModel:
         self.max_new_tokens = max_new_tokens
         self.tokenizer = getattr(processor, "tokenizer", processor)
         self.tokenizer.padding_side = "left"
-        self.projections = find_projections(model)
-        self.layout = _head_layout(model, self.projections)
+        self.projections = find_projections(model, projections)
+        self.layout = head_layout(model, self.projections)
+        architecture = type(model).__name__
+        if projections:  # other modules, other heads: a vector for them must fit no other choice
+            chosen = hashlib.sha256(projections.encode()).hexdigest()[:16]
+            architecture += f"_projections_{chosen}"
         self.identity = ModelIdentity(
             id=hub_id,
             revision=revision,
             weights_sha256=weights_sha256,
-            architecture=type(model).__name__,
+            architecture=architecture,
             heads=self.layout.heads,
             head_dims=self.layout.head_dims,
         )
+        weights = model.get_decoder().parameters()
+        self._weights_dtype = next(p.dtype for p in weights if p.is_floating_point())
         names = inspect.signature(model.forward).parameters
         self._cache_argument = "cache" if "cache" in names else "past_key_values"
+        # Qwen-VL and its kin count positions in three axes and keep an offset on a module.
+        self._offsets = [m for m in model.modules() if hasattr(m, "rope_deltas")]
+        self._takes_positions = "position_ids" in names and not self._offsets
 
     @property
     def device(self) -> torch.device:
@@ -109,8 +111,8 @@ class VisionLanguageModel:
 
     @property
     def dtype(self) -> Literal["float32", "float16", "bfloat16"]:
-        """The number type of the weights."""
-        return _DTYPES[self.model.dtype]
+        """The number type of the language model's weights; BLIP-2 keeps others in float32."""
+        return _DTYPES[self._weights_dtype]
 
     @cached_property
     def prompt_template_sha256(self) -> str:
@@ -137,9 +139,8 @@ class VisionLanguageModel:
     def render(self, prompt: Prompt) -> str:
         """The prompt as text, with one image placeholder per image."""
         if self._chat_template is None:
-            return to_text(
-                prompt, getattr(self.processor, "image_token", "<image>"), self.instruction
-            )
+            image_token = str(getattr(self.processor, "image_token", "<image>"))
+            return to_text(prompt, image_token, self.instruction)
         return self._chat(to_messages(prompt, self.instruction), add_generation_prompt=True)
 
     def inputs(self, prompts: Sequence[Prompt]) -> dict[str, Tensor]:
@@ -148,10 +149,12 @@ class VisionLanguageModel:
         images = [[load_image(source) for source in prompt_images(p)] for p in prompts]
         bos = getattr(self.tokenizer, "bos_token", None)
         options = {"add_special_tokens": False} if bos and texts[0].startswith(bos) else {}
-        batch = self.processor(
-            text=texts, images=images, padding=True, return_tensors="pt", **options
-        )
-        return {k: v.to(self.device) for k, v in batch.items()}
+        batch = processed(self.processor, texts, images, **options)
+        return {
+            k: v.to(self.device, self._weights_dtype if v.is_floating_point() else None)
+            for k, v in batch.items()
+            if k != "labels"  # PaliGemma's, for training
+        }
 
     def answer_ids(self, prompt: Prompt, answer: str) -> list[int]:
         """Tokens of ``answer`` as the model should continue the prompt, end token included."""
@@ -189,6 +192,7 @@ class VisionLanguageModel:
         One prompt, one forward pass, nothing shared with any other: the isolation on which the
         sensitivity bound rests (docs/privacy.md).
         """
+        self.position_offsets = [None] * len(self._offsets)
         with record_heads(self.projections) as records:
             self.forward(self.inputs([prompt]), use_cache=False, logits_to_keep=1)
             return np.concatenate([r[0].to("cpu", torch.float32).numpy() for r in records])
@@ -213,15 +217,32 @@ class VisionLanguageModel:
     def forward(
         self, inputs: Mapping[str, Tensor], cache: Any = None, **options: Any
     ) -> tuple[Tensor, Any]:
-        """One pass of the model: (logits, cache), whatever this version calls its cache."""
+        """One pass of the model: (logits, cache), whatever this version calls its cache.
+
+        Padded rows get the positions that they have alone; some models number them from the left.
+        """
+        seen = inputs.get("attention_mask")
         if cache is not None:
             options[self._cache_argument] = cache
+        elif self._takes_positions and seen is not None and not bool(seen.all()):
+            options["position_ids"] = (seen.long().cumsum(-1) - 1).clamp(min=0)
         out = self.model(**inputs, **options)
         return out.logits, getattr(out, self._cache_argument, None)
+
+    @property
+    def position_offsets(self) -> list[Tensor | None]:
+        """What the last prompt has left on the modules, to be put back before it is continued."""
+        return [module.rope_deltas for module in self._offsets]
+
+    @position_offsets.setter
+    def position_offsets(self, values: list[Tensor | None]) -> None:
+        for module, value in zip(self._offsets, values, strict=True):
+            module.rope_deltas = value
 
     def prepare(self, queries: Sequence[Query | Prompt], batch_size: int = 64) -> PreparedQueries:
         """Tokenise queries (or whole prompts) once, to be answered under several vectors."""
         prompts = [q if isinstance(q, Prompt) else Prompt((), q) for q in queries]
+        batch_size = self.rows(batch_size)
         starts = range(0, len(prompts), batch_size)
         return PreparedQueries(tuple(self.inputs(prompts[s : s + batch_size]) for s in starts))
 
@@ -267,6 +288,10 @@ class VisionLanguageModel:
 
         return allowed
 
+    def rows(self, most: int) -> int:
+        """Prompts in one batch: ``most``, or one where others in a batch would change a prompt."""
+        return 1 if self.model.config.model_type in _NEVER_BATCHED else most
+
     # --- patching --------------------------------------------------------------------------
 
     def by_layer(self, flat: np.ndarray, dtype: torch.dtype | None = None) -> list[Tensor]:
@@ -308,7 +333,8 @@ class VisionLanguageModel:
             nonlocal passes
             passes += 1
 
-        counter = self.model.register_forward_pre_hook(count)
+        # Not the model itself: BLIP-2 generates with its language model alone.
+        counter = self.model.get_decoder().register_forward_pre_hook(count)
         try:
             where = last_token(every_step=patch == "every-step")
             with patch_heads(self.projections, self.by_layer(values), masks, where, alpha) as fired:
@@ -323,66 +349,17 @@ class VisionLanguageModel:
             )
 
 
-def find_projections(model: Any) -> list[nn.Module]:
-    """The attention output projections of the language model, in layer order.
-
-    Raises:
-        ModelError: none found.
-    """
-    name = type(model).__name__
-    config = getattr(model, "config", None)
-    if getattr(config, "is_encoder_decoder", False):
-        raise ModelError(f"{name} is an encoder-decoder; only decoder models can be patched")
-    decoder = model.get_decoder() if hasattr(model, "get_decoder") else model
-    modules = dict(decoder.named_modules())
-    found = [
-        module
-        for name, module in modules.items()
-        if _PROJECTION.search(name)
-        and not _ELSEWHERE.search(name)
-        and hasattr(module, "weight")
-        and not _RECURRENT.search(type(modules[name.rpartition(".")[0]]).__name__)
-    ]
-    if not found:
-        raise ModelError(
-            f"no attention output projections found in {type(model).__name__}; "
-            "it is not a decoder whose heads can be patched"
-        )
-    return found
-
-
-def _head_layout(model: Any, projections: Sequence[nn.Module]) -> HeadLayout:
-    """Heads from the text config, width from the projection itself: never hidden size ÷ heads."""
-    config = model.config.get_text_config()
-    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    if "dynamic" in str(rope):
-        raise ModelError(
-            "this model's position encoding ('dynamic' RoPE) remembers the longest prompt so far, "
-            "so private chunks would not be isolated"
-        )
-    try:
-        heads = int(config.num_attention_heads)
-    except (AttributeError, TypeError) as error:
-        raise ModelError("the number of attention heads is not one number in its config") from error
-    widths = [_width(p) for p in projections]
-    if any(w % heads for w in widths):
-        raise ModelError(
-            f"projection widths {sorted(set(widths))} do not divide into {heads} heads"
-        )
-    return HeadLayout((heads,) * len(widths), tuple(w // heads for w in widths))
-
-
-def _width(projection: Any) -> int:
-    """What a linear layer takes in; GPT-2's Conv1D stores its weight the other way round."""
-    return int(getattr(projection, "in_features", projection.weight.shape[0]))
-
-
 def load_model(
     name: str | Path,
     *,
     revision: str | None = None,
     dtype: str = "auto",
     device: str | None = None,
+    device_map: str | None = None,
+    bits: int | None = None,
+    attention: str | None = None,
+    projections: str | None = None,
+    trust_remote_code: bool = False,
     instruction: str | None = None,
     max_new_tokens: int = 20,
 ) -> VisionLanguageModel:
@@ -395,6 +372,12 @@ def load_model(
         dtype: ``"auto"`` keeps the checkpoint's; else ``"float32"``, ``"bfloat16"``, ``"float16"``.
             A half-precision checkpoint on a CPU is computed in float32 under ``"auto"``.
         device: such as ``"cuda"``; the default is a GPU when there is one.
+        device_map: such as ``"auto"``, to spread a large model over several devices instead.
+        bits: 4 or 8, to load the weights quantised.
+        attention: ``"eager"`` or ``"sdpa"``; by default transformers' choice.
+        projections: a regular expression for the full names of the attention output projections,
+            where the general rule does not find them.
+        trust_remote_code: run Python code that comes with the checkpoint. Never by default.
         instruction: a line added to every question, such as "Answer with a single word.", or
             ``""`` for none. By default the model's own: ``answer_instruction`` in its config.json,
             else that of its family (`dpmtv.data.prompts.INSTRUCTIONS`).
@@ -403,37 +386,27 @@ def load_model(
     Raises:
         ModelError: not there, not a vision-language model, or heads not found.
     """
-    import transformers
-
-    target = EMBEDDED if str(name) == "embedded" else Path(name)
-    local = target.is_dir()
-    source = str(target) if local else str(name)
-    if local and not (target / "config.json").is_file():
-        raise ModelError(f"{name} is a folder without config.json, not a model")
-    place = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    model: Any
-    try:
-        processor = transformers.AutoProcessor.from_pretrained(  # type: ignore[no-untyped-call]
-            source, revision=revision
-        )
-        model = transformers.AutoModelForImageTextToText.from_pretrained(
-            source, revision=revision, dtype=dtype if dtype == "auto" else getattr(torch, dtype)
-        )
-    except (OSError, ValueError, KeyError, ImportError, AttributeError) as error:
-        kind = "folder" if local else "hub id or folder"
-        raise ModelError(f"cannot load {kind} {name}: {_first_line(error)}") from error
-    if dtype == "auto" and place == "cpu" and model.dtype in (torch.float16, torch.bfloat16):
-        model = model.to(torch.float32)
-    commit = None if local else getattr(model.config, "_commit_hash", None)
+    model, processor, folder = load_parts(
+        name,
+        revision=revision,
+        dtype=dtype,
+        device=device,
+        device_map=device_map,
+        bits=bits,
+        attention=attention,
+        trust_remote_code=trust_remote_code,
+    )
+    commit = None if folder else getattr(model.config, "_commit_hash", None)
     if instruction is None:
         own = getattr(model.config, "answer_instruction", None)
         instruction = instruction_for(model.config.model_type) if own is None else str(own)
     loaded = VisionLanguageModel(
-        model.to(place),
+        model,
         processor,
         hub_id=str(name) if commit else None,
         revision=commit,
-        weights_sha256=_hash_files(target) if local else None,
+        weights_sha256=hash_files(folder) if folder else None,
+        projections=projections,
         instruction=instruction,
         max_new_tokens=max_new_tokens,
     )
@@ -441,18 +414,3 @@ def load_model(
     if trap is not None:
         warnings.warn(f"{name}: {trap}; its chat template may be damaged", stacklevel=2)
     return loaded
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
-
-
-def _hash_files(folder: Path) -> str:
-    """SHA-256 over names and bytes: weights, configuration, tokenizer, processor, template."""
-    digest = hashlib.sha256()
-    for path in sorted(folder.iterdir()):
-        if path.suffix in _IDENTITY_FILES:
-            digest.update(path.name.encode() + b"\0")
-            with path.open("rb") as file:
-                digest.update(hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest()

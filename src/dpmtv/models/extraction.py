@@ -59,6 +59,7 @@ def public_activations(
 ) -> Float[np.ndarray, "prompts coordinates"]:
     """Last-token activations of public prompts, many in a pass: never for private ones."""
     parts = []
+    batch_size = model.rows(batch_size)
     for start in range(0, len(prompts), batch_size):
         with record_heads(model.projections) as records:
             inputs = model.inputs(prompts[start : start + batch_size])

@@ -86,7 +86,7 @@ def patch_heads(
             new = values[layer].to(x)[:, None]
             mixed = new if alpha == 1 else alpha * new + (1 - alpha) * old
             result = x.clone()
-            result[:, where] = torch.where(masks[layer][:, None], mixed, old)
+            result[:, where] = torch.where(masks[layer].to(x.device)[:, None], mixed, old)
             return (result, *args[1:])
 
         return hook

@@ -9,6 +9,7 @@ whole prompt once per mask (Huang et al. 2024, arXiv 2406.15334).
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -48,12 +49,17 @@ class MaskLoss:
         self.model, self.prompts, self.patch = model, prompts, patch
         self.answers = [model.answer_ids(p, a) for p, a in zip(prompts, answers, strict=True)]
         self.vectors = vectors
-        self._prefixes: dict[int, tuple[Tensor, Any]] = {}
+        self._prefixes: dict[int, _Prefix] = {}
         self._prefix_is_exact: bool | None = None
 
     def __len__(self) -> int:
         """Number of examples."""
         return len(self.prompts)
+
+    @property
+    def keeps_prefixes(self) -> bool:
+        """Whether prompts are run once for all masks; known after the first loss."""
+        return bool(self._prefix_is_exact)
 
     # Not inference mode: its tensors, such as a kept prefix, could not serve a gradient later.
     @torch.no_grad()
@@ -152,11 +158,17 @@ class MaskLoss:
         example: int,
         answer: Tensor,
     ) -> Tensor:
-        last, prefix = self._prefix(example)
+        prefix = self._prefix(example)
         rows = len(masks)
-        cache = _widen(prefix, rows)
-        ids = torch.cat([last, answer[:-1]]).expand(rows, -1)
-        seen = torch.ones(rows, prefix.get_seq_length() + ids.shape[1], device=ids.device)
+        ids = torch.cat([prefix.last["input_ids"][0], answer[:-1]]).expand(rows, -1)
+        inputs = {"input_ids": ids}
+        if "cross_attention_mask" in prefix.last:  # which images the text may look at
+            seen = prefix.last["cross_attention_mask"]
+            inputs["cross_attention_mask"] = seen.expand(rows, ids.shape[1], -1, -1)
+        if not prefix.offsets:  # with them a mask would be taken for all tokens' positions
+            length = prefix.cache.get_seq_length() + ids.shape[1]
+            inputs["attention_mask"] = torch.ones(rows, length, device=ids.device).long()
+        self.model.position_offsets = prefix.offsets
         where = slice(0, 1) if self.patch == "prompt" else slice(0, None)
         with patch_heads(
             self.model.projections,
@@ -164,26 +176,39 @@ class MaskLoss:
             self.model.coordinate_masks(masks),
             lambda _tokens: where,
         ):
-            inputs = {"input_ids": ids, "attention_mask": seen.long()}
+            cache = _widen(prefix.cache, rows)
             logits, _ = self.model.forward(inputs, cache=cache, use_cache=True)
         return logits
 
     @torch.no_grad()
-    def _prefix(self, example: int) -> tuple[Tensor, Any]:
-        """The prompt's last token and the cache of everything before it, made once."""
+    def _prefix(self, example: int) -> _Prefix:
+        """Everything before the prompt's last token, run once."""
         if example not in self._prefixes:
             inputs = self.model.inputs([self.prompts[example]])
-            length = inputs["input_ids"].shape[1]
-            short = {
-                k: v[:, :-1] if k in _PER_TOKEN and v.shape[1] == length else v
-                for k, v in inputs.items()
-            }
+            of_tokens = {k: inputs[k] for k in _PER_TOKEN & set(inputs)}
+            short = inputs | {k: v[:, :-1] for k, v in of_tokens.items()}
             _, cache = self.model.forward(short, use_cache=True, logits_to_keep=1)
-            self._prefixes[example] = (inputs["input_ids"][0, -1:], cache)
+            last = {k: v[:, -1:] for k, v in of_tokens.items()}
+            self._prefixes[example] = _Prefix(last, cache, self.model.position_offsets)
         return self._prefixes[example]
 
 
-_PER_TOKEN = {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"}
+@dataclass(frozen=True)
+class _Prefix:
+    """What it takes to go on with a prompt: its last token, and the cache of all before it."""
+
+    last: dict[str, Tensor]
+    cache: Any
+    offsets: list[Tensor | None]
+
+
+_PER_TOKEN = {
+    "input_ids",
+    "attention_mask",
+    "token_type_ids",
+    "mm_token_type_ids",
+    "cross_attention_mask",
+}
 
 
 def whole_pass_losses(
@@ -266,9 +291,12 @@ def _whole_passes(
     inputs = model.inputs([prompt])
     length = inputs["input_ids"].shape[1]
     for name in _PER_TOKEN & set(inputs):
-        fill = torch.zeros_like(answer) if "type" in name else torch.ones_like(answer)
-        more = answer if name == "input_ids" else fill
-        inputs[name] = torch.cat([inputs[name], more[None, :-1]], 1)
+        more = answer[None, :-1]
+        if name != "input_ids":  # an answer's tokens are text like the prompt's last one
+            more = inputs[name][:, -1:].expand(-1, more.shape[1], *inputs[name].shape[2:])
+        if name == "token_type_ids" and model.model.config.model_type == "paligemma":
+            more = torch.ones_like(more)  # a prefix sees itself in both directions, an answer not
+        inputs[name] = torch.cat([inputs[name], more], 1)
     where = slice(length - 1, length) if patch == "prompt" else slice(length - 1, None)
     for start in range(0, len(masks), rows_a_pass):
         rows = slice(start, start + rows_a_pass)

@@ -1,0 +1,126 @@
+"""Read a checkpoint: configuration, processor and weights, or the reason why not."""
+
+from __future__ import annotations
+
+import hashlib
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dpmtv.errors import ModelError
+from dpmtv.models.processors import load_processor
+from dpmtv.models.projections import refuse_encoder_decoder
+
+EMBEDDED = Path(__file__).resolve().parent.parent / "embedded" / "model"
+
+_ONE_PICTURE = {"git", "instructblip"}
+_DTYPES = ("auto", "float32", "bfloat16", "float16")
+_IDENTITY_FILES = {".safetensors", ".bin", ".json", ".jinja", ".model", ".txt", ".py"}
+
+
+def load_parts(
+    name: str | Path,
+    *,
+    revision: str | None,
+    dtype: str,
+    device: str | None,
+    device_map: str | None,
+    bits: int | None,
+    attention: str | None,
+    trust_remote_code: bool,
+) -> tuple[Any, Any, Path | None]:
+    """(model on its device, processor, folder or None for a hub id); see `load_model`.
+
+    Raises:
+        ModelError: not there, or not a vision-language model that can be patched.
+    """
+    import transformers
+
+    target = EMBEDDED if str(name) == "embedded" else Path(name)
+    local = target.is_dir()
+    source = str(target) if local else str(name)
+    if local and not (target / "config.json").is_file():
+        raise ModelError(f"{name} is a folder without config.json, not a model")
+    if dtype not in _DTYPES:
+        raise ModelError(f"dtype must be one of {', '.join(_DTYPES)}, not {dtype}")
+    place = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    options: dict[str, Any] = {"dtype": dtype if dtype == "auto" else getattr(torch, dtype)}
+    if bits is not None:
+        options |= _quantised(bits, place)
+    if device_map is not None:
+        _require("accelerate", "device_map")
+        options["device_map"] = device_map
+    if attention is not None:
+        options["attn_implementation"] = attention
+    where = {"revision": revision, "trust_remote_code": trust_remote_code}
+    try:
+        config: Any = transformers.AutoConfig.from_pretrained(source, **where)
+        refuse_encoder_decoder(config, config.model_type)
+        if config.model_type in _ONE_PICTURE:
+            raise ModelError(
+                f"{config.model_type} takes one picture a prompt, so no demonstration can be shown"
+            )
+        processor = load_processor(source, config, where)
+        model: Any = transformers.AutoModelForImageTextToText.from_pretrained(
+            source, **where, **options
+        )
+    except (OSError, ValueError, KeyError, ImportError, AttributeError, TypeError) as error:
+        kind = "folder" if local else "hub id or folder"
+        raise ModelError(f"cannot load {kind} {name}: {_reason(error)}") from error
+    if "device_map" not in options:
+        halves = (torch.float16, torch.bfloat16)
+        half = any(p.dtype in halves for p in model.parameters())
+        if dtype == "auto" and place == "cpu" and half:
+            model = model.to(torch.float32)
+        model = model.to(place)
+    return model, processor, target if local else None
+
+
+def hash_files(folder: Path) -> str:
+    """SHA-256 over names and bytes: weights, configuration, tokenizer, processor, code."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.iterdir()):
+        if path.suffix in _IDENTITY_FILES:
+            digest.update(path.name.encode() + b"\0")
+            with path.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
+
+
+def _quantised(bits: int, place: str) -> dict[str, Any]:
+    """Options that load weights in 4 or 8 bits.
+
+    Raises:
+        ModelError: the packages that do it are not installed.
+    """
+    import transformers
+
+    if bits not in (4, 8):
+        raise ModelError(f"bits={bits}: weights can be loaded in 4 or 8 bits")
+    _require("bitsandbytes", f"bits={bits}")
+    _require("accelerate", f"bits={bits}")
+    config = transformers.BitsAndBytesConfig(  # type: ignore[no-untyped-call]
+        load_in_4bit=bits == 4, load_in_8bit=bits == 8
+    )
+    return {"quantization_config": config, "device_map": {"": place}}
+
+
+def _require(package: str, option: str) -> None:
+    if find_spec(package) is None:
+        raise ModelError(f"{option} needs the package {package}: pip install {package}")
+
+
+def _reason(error: Exception) -> str:
+    """An error of transformers in one line, with what helps."""
+    text = str(error).strip()
+    first = (text.splitlines() or [type(error).__name__])[0][:300]
+    if "torchvision" in text.lower():
+        return "its image processor is made for torchvision alone: pip install torchvision"
+    if "trust_remote_code" in text:
+        return (
+            "it brings Python code of its own. If you have read it and trust it: "
+            "trust_remote_code=True (command line: --model-option trust_remote_code=true)"
+        )
+    return first

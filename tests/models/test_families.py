@@ -1,0 +1,95 @@
+"""Every family of the table, as a tiny random checkpoint, through the check that users run."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from tests.models.families import FAMILIES, make
+
+from dpmtv.errors import ModelError
+from dpmtv.models import families
+from dpmtv.models.adapters import load_model
+from dpmtv.models.check import check_model
+from dpmtv.types import Demonstration, Prompt
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# GLM-4V's image processor hands tensors to numpy in an old way.
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+
+ROWS = {row.model_type: row for row in families.FAMILIES}
+WORKING = [name for name, row in ROWS.items() if not row.refused]
+NEVER_REFUSED = {
+    *("idefics2", "idefics3", "smolvlm", "llava", "gemma3", "internvl"),
+    *("qwen2_vl", "qwen2_5_vl", "qwen3_vl"),
+}
+
+
+@pytest.fixture(scope="session")
+def folder_of(tmp_path_factory) -> Callable[[str], Path]:
+    made: dict[str, Path] = {}
+
+    def folder(family: str) -> Path:
+        if family not in made:
+            made[family] = make(family, tmp_path_factory.mktemp(family))
+        return made[family]
+
+    return folder
+
+
+def test_the_table_is_what_is_checked_here():
+    assert set(ROWS) == set(FAMILIES)
+    assert len(ROWS) >= 20
+    assert len(ROWS) - len(WORKING) <= 2
+    assert set(WORKING) >= NEVER_REFUSED
+
+
+@pytest.mark.parametrize("family", WORKING)
+def test_a_family_does_what_its_row_says(family, folder_of):
+    row = ROWS[family]
+    report = check_model(load_model(folder_of(family)), family, shots=2)
+    assert report.reasons == []
+    assert report.kept_prefixes == row.kept_prefixes
+    assert (report.layers == report.of_layers) == (row.heads == "every layer")
+    assert set(report.heads) == {4}
+    assert ("different widths" in row.note) == (len(set(report.head_dims)) > 1)
+
+
+@pytest.mark.parametrize("family", [name for name in ROWS if name not in WORKING])
+def test_a_family_is_refused_for_the_reason_in_its_row(family, folder_of):
+    if find_spec("torchvision"):
+        pytest.skip("the table is about an environment without torchvision")
+    with pytest.raises(ModelError, match=ROWS[family].refused):
+        load_model(folder_of(family))
+
+
+@pytest.mark.parametrize("family", WORKING)
+def test_eager_attention_and_halves_see_the_same(family, folder_of, picture):
+    record = Demonstration(picture, "What digit is this?", "seven")
+    prompt = Prompt((record,), record.query)
+    folder = folder_of(family)
+    want = load_model(folder).last_token_heads(prompt)
+    eager = load_model(folder, attention="eager")
+    assert eager.model.config._attn_implementation == "eager"
+    assert np.abs(eager.last_token_heads(prompt) - want).max() < 1e-4 * np.abs(want).max()
+    for dtype in ("bfloat16", "float16"):
+        half = load_model(folder, dtype=dtype)
+        assert half.dtype == dtype
+        values = half.last_token_heads(prompt)
+        assert np.dot(values, want) > 0.8 * np.linalg.norm(values) * np.linalg.norm(want)
+
+
+def test_the_page_shows_the_table():
+    lines = ["| family | `model_type` | | heads | head search | |", "|---|---|---|---|---|---|"]
+    for row in families.FAMILIES:
+        search = "kept prefixes" if row.kept_prefixes else "whole passes"
+        works = ("✓", row.heads, search, row.note)
+        cells = ("refused", "", "", row.refused) if row.refused else works
+        lines.append(f"| {row.name} | `{row.model_type}` | {' | '.join(cells)} |")
+    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text("utf-8")
+    assert "\n".join(lines) in page

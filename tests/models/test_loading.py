@@ -1,0 +1,139 @@
+"""How a model may be loaded, and what is refused before any weight is read."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+import torch
+
+from dpmtv.errors import ModelError
+from dpmtv.models.adapters import VisionLanguageModel, load_model
+from dpmtv.models.loading import EMBEDDED
+from dpmtv.models.projections import find_projections, head_layout
+
+
+def test_projections_can_be_named(model):
+    same = load_model("embedded", projections=r"text_model\.layers\.\d+\.self_attn\.o_proj$")
+    assert same.layout == model.layout
+    assert same.identity != model.identity, "a vector must not go from one choice to another"
+    upper = load_model("embedded", projections=r"text_model\.layers\.[45]\.self_attn\.o_proj$")
+    assert upper.layout.layers == 2
+    assert [
+        m is upper.model.model.text_model.layers[i].self_attn.o_proj
+        for m, i in zip(upper.projections, (4, 5), strict=True)
+    ] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ("(", "no regular expression"),
+        ("nothing_of_that_name", "match 'nothing_of_that_name'"),
+        (r"layers\.0$", "no linear layers"),
+        (r"embed_tokens$", "no linear layers"),
+    ],
+)
+def test_bad_patterns_are_refused(model, pattern, message):
+    with pytest.raises(ModelError, match=message):
+        VisionLanguageModel(
+            model.model, model.processor, weights_sha256="0" * 64, projections=pattern
+        )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"bits": 4}, "bits=4 needs the package bitsandbytes"),
+        ({"bits": 8}, "bits=8 needs the package bitsandbytes"),
+        ({"bits": 5}, "4 or 8"),
+        ({"device_map": "auto"}, "device_map needs the package accelerate"),
+        ({"dtype": "float8"}, "dtype must be one of"),
+        ({"attention": "no_such_attention"}, "cannot load"),
+    ],
+)
+def test_options_that_cannot_be_met_are_refused(options, message):
+    for package in ("bitsandbytes", "accelerate"):
+        if package in message and find_spec(package):
+            pytest.skip(f"{package} is installed")
+    with pytest.raises(ModelError, match=message):
+        load_model("embedded", **options)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "reason"),
+    [
+        *((name, "encoder-decoder") for name in ("florence2", "t5gemma2", "pix2struct", "udop")),
+        *((name, "one picture a prompt") for name in ("git", "instructblip")),
+    ],
+)
+def test_what_cannot_be_used_is_refused_before_its_weights_are_read(tmp_path, model_type, reason):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    with pytest.raises(ModelError, match=reason):
+        load_model(tmp_path)
+
+
+def test_code_of_a_checkpoint_runs_only_when_asked(model, tmp_path, monkeypatch):
+    from transformers import dynamic_module_utils
+
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    folder = tmp_path / "own"
+    shutil.copytree(EMBEDDED, folder)
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    config["model_type"] = "own"
+    config["auto_map"] = {
+        "AutoConfig": "own.OwnConfig",
+        "AutoModelForImageTextToText": "own.OwnModel",
+    }
+    (folder / "config.json").write_text(json.dumps(config), "utf-8")
+    ran = tmp_path / "ran"
+    (folder / "own.py").write_text(
+        "from pathlib import Path\n"
+        "from transformers import Idefics3Config, Idefics3ForConditionalGeneration\n"
+        f"Path({str(ran)!r}).touch()\n"
+        "class OwnConfig(Idefics3Config):\n    model_type = 'own'\n"
+        "class OwnModel(Idefics3ForConditionalGeneration):\n    config_class = OwnConfig\n",
+        "utf-8",
+    )
+    with pytest.raises(ModelError, match="trust_remote_code=True"):
+        load_model(folder)
+    assert not ran.exists()
+    own = load_model(folder, trust_remote_code=True)
+    assert ran.exists()
+    assert own.layout == model.layout
+
+
+def test_a_half_precision_checkpoint_is_computed_in_full_on_a_cpu(model, tmp_path):
+    shutil.copytree(EMBEDDED, tmp_path / "half")
+    half = load_model(EMBEDDED, dtype="bfloat16")
+    assert half.dtype == "bfloat16"
+    half.model.save_pretrained(tmp_path / "half")
+    assert load_model(tmp_path / "half", device="cpu").dtype == "float32"
+
+
+def test_layers_with_different_numbers_of_heads():
+    class Attention(torch.nn.Module):
+        def __init__(self, heads):
+            super().__init__()
+            self.head_dim = 4
+            self.o_proj = torch.nn.Linear(4 * heads, 8)
+
+    class Decoder(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = torch.nn.ModuleList()
+            for heads in (2, 3):
+                layer = torch.nn.Module()
+                layer.self_attn = Attention(heads)
+                self.layers.append(layer)
+            text = type("Text", (), {"num_attention_heads": [2, 3]})
+            self.config = type("Config", (), {"get_text_config": staticmethod(lambda: text)})
+
+    decoder = Decoder()
+    layout = head_layout(decoder, find_projections(decoder))
+    assert layout.heads == (2, 3)
+    assert layout.head_dims == (4, 4)
+    assert np.array_equal(layout.widths, (8, 12))
