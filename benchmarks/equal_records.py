@@ -491,67 +491,16 @@ def _controls(every: Rows) -> str:
     )
 
 
-# --- other models --------------------------------------------------------------------------
-
-
-def _scaled(rows: Sequence[Row]) -> list[Row]:
-    """Releases of the default, means of tasks; rows of `dpmtv evaluate --json` have more."""
-    return [
-        r
-        for r in rows
-        if r.get("task", "mean") == "mean"
-        and r.get("method", "dp-mtv") == "dp-mtv"
-        and r.get("geometry") in (None, GEOMETRIES["default"].words)
-        and r["epsilon"] is not None
-    ]
-
-
-def scaling(rows: Sequence[Row]) -> str:
-    """Markdown: the same release of models of several widths, from docs/scaling.json.
-
-    Args:
-        rows: model, coordinates, records, epsilon, mean, gain and, if known, head_dim and m: rows
-            of `dpmtv evaluate --json` of each model, put into one list.
-    """
-    means = sorted(
-        _scaled(rows), key=lambda r: (r["epsilon"], r["records"], r["coordinates"], r["model"])
-    )
-    if not means:
-        return ""
-    lines = [
-        [
-            str(r["model"]),
-            str(r.get("head_dim") or ""),
-            *(str(r["coordinates"]), str(r["records"]), f"{r['epsilon']:g}"),
-            percent((r["mean"], r.get("se"))),
-            "" if r["gain"] is None else str(round(100 * r["gain"])),
-        ]
-        for r in means
-    ]
-    heads = ["model", "head width", "released coordinates", "records", "ε"]
-    return (
-        "\n## Wider models\n\nThe same release from models with other numbers of coordinates, to "
-        "see what their number does. The most is "
-        f"{max(r['coordinates'] for r in means):,}; whatever is said about a model of 7 billion "
-        "parameters is an extrapolation from this picture, not a measurement.\n\n"
-        "![Accuracy against released coordinates](img/scaling.png)\n\n"
-        + _lines([*heads, "accuracy, %", "gain kept, %"], lines)
-        + "\n"
-    )
-
-
 # --- pictures ------------------------------------------------------------------------------
 
 
-def draw(rows: Sequence[Row], suite: Mapping[str, str], wider: Sequence[Row], folder: Path) -> None:
+def draw(rows: Sequence[Row], suite: Mapping[str, str], folder: Path) -> None:
     """Every picture that the rows suffice for."""
     every = Rows(rows, suite)
     if set(every.of(CHOICE, OTHERS).tasks) >= set(suite):
         draw_records(every, folder / "records.png")
     if steps(every):
         draw_levers(every, folder / "levers.png")
-    if _scaled(wider):
-        draw_scaling(wider, folder / "scaling.png")
 
 
 def _bars(axis: Any, points: Mapping[int, Value], **style: Any) -> None:
@@ -624,24 +573,4 @@ def draw_levers(every: Rows, path: Path) -> None:
     axis.invert_yaxis()
     axis.tick_params(axis="y", labelsize=8)
     axis.set(xlim=(0, 105), xlabel="accuracy, %")
-    figure.savefig(path, dpi=150)
-
-
-def draw_scaling(rows: Sequence[Row], path: Path) -> None:
-    """Accuracy against released coordinates, a line for each number of records and ε."""
-    from matplotlib.figure import Figure
-
-    means = _scaled(rows)
-    lines: dict[tuple[float, int], list[Row]] = defaultdict(list)
-    for r in means:
-        lines[r["epsilon"], r["records"]].append(r)
-    figure = Figure(figsize=(6, 3.8), layout="constrained")
-    axis = figure.subplots()
-    for (epsilon, records), of in sorted(lines.items()):
-        of.sort(key=lambda r: r["coordinates"])
-        points = {r["coordinates"]: (r["mean"], r.get("se")) for r in of}
-        _bars(axis, points, label=f"{records} records, ε = {epsilon:g}")
-    _log(axis, {r["coordinates"] for r in means})
-    axis.set(xlabel="released coordinates", ylabel="accuracy, %")
-    axis.legend(fontsize=8)
     figure.savefig(path, dpi=150)

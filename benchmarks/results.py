@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import equal_records
+import scaling
 from dpmtv.evaluation.report import plot_png
 from dpmtv.evaluation.settings import GEOMETRIES
 from dpmtv.models.loading import EMBEDDED
@@ -429,13 +430,12 @@ def page(rows: list[Row], wider: list[Row] | None = None) -> str:
     if part("epsilon, all tasks"):
         shown_rows = table(part("epsilon, all tasks", "mean"))
         text += f"\n## Accuracy against ε, all 38 tasks\n\n{shown_rows}\n"
-    return text + equal_records.scaling(wider or [])
+    return text + scaling.section(wider or [])
 
 
 def wider_rows() -> list[Row]:
     """The rows of other models, in docs/scaling.json if it is there."""
-    path = DOCS / "scaling.json"
-    rows: list[Row] = json.loads(path.read_text("utf-8")) if path.exists() else []
+    rows: list[Row] = json.loads(scaling.ROWS.read_text("utf-8")) if scaling.ROWS.exists() else []
     return rows
 
 
@@ -480,7 +480,9 @@ def carried(rows: list[Row]) -> str:
 def draw(rows: list[Row], wider: list[Row]) -> None:
     """The README's picture, accuracy against chunks and records, and of other models."""
     (DOCS / "img").mkdir(exist_ok=True)
-    equal_records.draw(rows, SUITE, wider, DOCS / "img")
+    equal_records.draw(rows, SUITE, DOCS / "img")
+    if wider:
+        scaling.draw(wider, DOCS / "img" / "scaling.png")
     curve = [
         r
         for r in rows

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import scaling  # benchmarks/scaling.py
 from dpmtv.evaluation.settings import GEOMETRIES
 from equal_records import (  # benchmarks/equal_records.py
     CHOICE,
@@ -14,7 +15,6 @@ from equal_records import (  # benchmarks/equal_records.py
     Scale,
     best_k,
     draw,
-    scaling,
     section,
 )
 
@@ -82,7 +82,7 @@ def test_the_papers_release_is_shown_at_its_best_k(rows):
 
 
 def test_there_is_nothing_without_rows():
-    assert section([], SUITE) == scaling([]) == ""
+    assert section([], SUITE) == scaling.section([]) == ""
 
 
 @pytest.mark.parametrize("table", [CHOICE, OTHERS])
@@ -96,12 +96,16 @@ def test_every_picture_that_is_linked_is_drawn(rows, tmp_path):
     for name in ("all-heads", "one-clip", "default"):
         words = GEOMETRIES[name].words
         rows += [row(LEVERS, t, "dp-mtv", 100, 0.5, 0.1, words) for t in (*SUITE, "mean")]
+    words = GEOMETRIES["one-clip"].words
     wider = [
-        {"model": m, "coordinates": c, "records": 100, "epsilon": 1.0, "mean": 0.5, "gain": None}
-        for m, c in (("small", 480), ("wide", 2640))
+        row("", "mean", "dp-mtv", 100, 0.5, 0.1, words)
+        | {"model": m, "coordinates": c, "epsilon": 1.0, "gain": 0.6}
+        for m, c in (("embedded", 480), ("wide", 2640))
     ]
-    text = section(rows, SUITE) + scaling(wider)
-    draw(rows, SUITE, wider, tmp_path)
+    text = section(rows, SUITE) + scaling.section(wider)
+    draw(rows, SUITE, tmp_path)
+    scaling.draw(wider, tmp_path / "scaling.png")
+    assert "| selected heads, one clip | wide | 2,640 | 50.0 ± 10.0 (60) |" in text
     drawn = {path.name for path in tmp_path.iterdir()}
     assert drawn == {"records.png", "levers.png", "scaling.png"}
     assert all(f"(img/{name})" in text for name in drawn)
