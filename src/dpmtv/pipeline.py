@@ -239,14 +239,17 @@ def build_task_vector(
     if query == "public":
         queries = made_up_queries(asked) if public == NONE else public_queries(known, asked)
     tasks = public_tasks(model, known, shots, query == "private", progress) if known else []
-    geometry_of: Callable[[np.ndarray], ReleaseGeometry]
+    made_up = None
     if public == NONE and number is None:
-        geometry_of = made_up_geometry(model, shots, queries)
-    else:
-        geometry_of = partial(
-            release_geometry,
+        made_up = made_up_geometry(model, shots, queries)
+
+    def geometry_of(heads: np.ndarray) -> ReleaseGeometry:
+        if made_up is not None:
+            return made_up(heads)
+        return release_geometry(
             model,
-            tasks=tasks,
+            heads,
+            tasks,
             clip=number,
             per_layer=per_layer,
             noise=wanted.event.sigma if learned else None,
@@ -254,6 +257,7 @@ def build_task_vector(
             steps=weight_steps(search_steps),
             progress=progress,
         )
+
     votes = None
     if plan.any:
         votes = PrivateVotes(model, plan, queries, bare_values(model, queries), patch)
