@@ -354,6 +354,19 @@ def test_a_choice_that_fails_loses_no_release(model, private, public, undecided,
     assert np.isfinite(vector.values).all()
 
 
+def test_a_device_lost_while_records_are_asked_stops_the_build(
+    model, private, public, undecided, monkeypatch
+):
+    """To publish the release as it is instead would tell that some record did it."""
+
+    def lost(*_):
+        raise ModelError("the GPU stopped working")
+
+    monkeypatch.setattr(choosing, "private_pass", lost)
+    with pytest.raises(ModelError, match="stopped working"):
+        build(model, private, public, shots=1)
+
+
 def test_where_the_release_is_sure_no_private_record_is_asked(model, private, public, monkeypatch):
     monkeypatch.setattr(atoms, "SURE", 0.0)
     monkeypatch.setattr(choosing, "private_pass", lambda *_: pytest.fail("a record was asked"))

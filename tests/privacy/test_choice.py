@@ -458,6 +458,19 @@ def test_a_gaussian_of_the_same_total_variation_dominates_a_pick(range_):
     assert accounting.gaussian_delta(1 / mu, 0.0) == pytest.approx(math.tanh(range_ / 4), rel=1e-9)
 
 
+@pytest.mark.parametrize("range_", [1e-3, 1.0, 30.0, 60.0, 74.0, 200.0])
+def test_the_mu_of_a_range_is_rounded_up_at_fifty_digits(range_):
+    import mpmath
+
+    with mpmath.workdps(60):
+        share = 1 / (1 + mpmath.exp(mpmath.mpf(range_) / 2))  # Φ(−μ/2)
+        mu = -2 * mpmath.findroot(
+            lambda x: mpmath.log(mpmath.erfc(-x / mpmath.sqrt(2)) / 2) - mpmath.log(share),
+            -bounded_range.range_mu(range_) / 2,
+        )
+        assert 0 <= bounded_range.range_mu(range_) / mu - 1 < 3e-12
+
+
 def test_sizes_that_are_chosen_on_the_way_count_as_gaussians():
     as_gaussian = accounting.as_gaussian(pick(0.3, 4))
     assert accounting.gdp_mu(as_gaussian) == accounting.gdp_mu(pick(0.3, 4))

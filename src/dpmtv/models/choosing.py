@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dpmtv.errors import LedgerError
 from dpmtv.models.atoms import candidate_vectors
 from dpmtv.models.extraction import private_pass
 from dpmtv.models.mask_loss import answered_right
@@ -49,8 +50,9 @@ def choose_decoded(
     """The release as it is, or one that it decodes to: what answers more private records.
 
     *Guarantee.* One pick of `choose_vector` among functions of the release and of public values.
-    If anything fails, the release is taken as it is, with a warning that names no cause: it is
-    paid for, and must not be lost.
+    If the decoding or the ledger fails, which no record decides, the release is taken as it is,
+    with a warning that names no cause: it is paid for, and must not be lost. A device that is lost
+    while records are asked stops the build: to go on without the choice would tell of them.
 
     Args:
         model: the frozen model.
@@ -73,12 +75,21 @@ def choose_decoded(
             patch=patch,
             progress=progress,
         )
+    except Exception:  # of the release and public values alone
+        return _as_it_is(geometry, release)
+    try:
         found = choose_vector(model, options, heads, chunks, pick.range, patch, charge, progress)
-    except Exception:
-        warnings.warn("the private choice failed: the vector is the release as it is", stacklevel=2)
-        return geometry.from_release(release)
+    except LedgerError:
+        return _as_it_is(geometry, release)
     chosen: Float[np.ndarray, " coordinates"] = options[found.index]
     return chosen
+
+
+def _as_it_is(
+    geometry: ReleaseGeometry, release: Float[np.ndarray, " released"]
+) -> Float[np.ndarray, " coordinates"]:
+    warnings.warn("the private choice failed: the vector is the release as it is", stacklevel=3)
+    return geometry.from_release(release)
 
 
 def choose_decoded_public(

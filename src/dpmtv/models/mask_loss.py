@@ -299,6 +299,7 @@ def _whole_passes(
         inputs[name] = torch.cat([inputs[name], more], 1)
     where = slice(length - 1, length) if patch == "prompt" else slice(length - 1, None)
     for start in range(0, len(masks), rows_a_pass):
+        model.position_offsets = [None] * len(model.position_offsets)  # of another prompt
         rows = slice(start, start + rows_a_pass)
         # Whole copies one after the other: some models lay the patches of all images in one axis.
         copies = len(masks[rows])

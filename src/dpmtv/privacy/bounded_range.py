@@ -42,13 +42,14 @@ def worst_delta(range_: float, epsilon: float) -> float:
 
 
 def range_mu(range_: float) -> float:
-    """μ of the Gaussian that hides less than any E-bounded-range mechanism; inf from E = 75.
+    """μ of the Gaussian that hides less than any E-bounded-range mechanism.
 
-    2Φ(μ/2) − 1 = tanh(E/4), both are the distance in total variation; rounded up. About 0.627 E.
+    2Φ(μ/2) − 1 = tanh(E/4), both are the distance in total variation, so Φ(−μ/2) is the logistic
+    function at −E/2; rounded up. About 0.627 E.
     """
-    from scipy.special import erfinv
+    from scipy.special import expit, ndtri
 
-    return 2 * math.sqrt(2) * float(erfinv(math.tanh(range_ / 4))) * (1 + 1e-12)
+    return -2 * float(ndtri(expit(-range_ / 2))) * (1 + 1e-12)
 
 
 @dataclass(frozen=True)

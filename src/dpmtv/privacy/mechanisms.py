@@ -220,8 +220,13 @@ def noisy_count(
         count: how many chunks.
         event: what it costs, in chunks.
         charge: books the event; raises to refuse.
+
+    Raises:
+        InternalError: an event without room for a count on its grid.
     """
-    unit = math.floor(event.scale / event.sigma)
+    unit = Fraction(event.scale) // Fraction(event.sigma)
+    if unit < 1:
+        raise InternalError("the noise of a count is wider than its grid")
     if charge is not None:
         charge(event)
     noisy = _discrete_gaussian(np.array([count * unit], np.int64), event.scale)
