@@ -45,10 +45,16 @@ class Checkpoint:
 FAMILIES: dict[str, Callable[[], Checkpoint]] = {}
 """Model type → its checkpoint."""
 
+WRITERS: dict[str, Callable[[Path], None]] = {}
+"""Model type → what writes a checkpoint whose layout is not transformers' own."""
+
 
 def make(family: str, folder: Path) -> Path:
     """Write the family's checkpoint into ``folder``."""
     torch.manual_seed(0)
+    if family in WRITERS:
+        WRITERS[family](folder)
+        return folder
     made = FAMILIES[family]()
     config = AutoConfig.for_model(family, **made.config)
     model = AutoModelForImageTextToText.from_config(config).float()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.models import more_families  # noqa: F401 - fills FAMILIES, too
+from tests.models import more_families, vila_family  # noqa: F401 - fill both tables, too
 from tests.models.checkpoints import (
     FAMILIES,
     LAYERS,
     SMALL,
+    WRITERS,
     Checkpoint,
     family,
     ids,
@@ -19,7 +20,7 @@ from tests.models.checkpoints import (
     vision,
 )
 
-__all__ = ["FAMILIES", "make"]
+__all__ = ["FAMILIES", "WRITERS", "make"]
 
 # --- Idefics -----------------------------------------------------------------------------------
 

@@ -1,8 +1,9 @@
-"""Build, ask and evaluate as typed, on tiny random checkpoints of four families."""
+"""Build, ask and evaluate as typed, on tiny random checkpoints of five families."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 
 from dpmtv import cli
 
+GIVEN = {"llava_llama": Path(__file__).parents[1] / "data" / "vila15_tiny"}
 ANSWERS = ("red", "blue", "seven", "two")
 
 
@@ -40,9 +42,9 @@ def records(folder, name: str, count: int, **more: str):
     return path
 
 
-@pytest.mark.parametrize("family", ["idefics2", "llava", "qwen2_5_vl", "smolvlm"])
+@pytest.mark.parametrize("family", ["idefics2", "llava", "qwen2_5_vl", "smolvlm", *GIVEN])
 def test_a_vector_is_built_asked_and_measured(family, run, tmp_path):
-    model = make(family, tmp_path / family)
+    model = GIVEN.get(family) or make(family, tmp_path / family)
     private, public = records(tmp_path, "private", 12), records(tmp_path, "public", 8)
     test, vector = records(tmp_path, "test", 3), tmp_path / "vector"
     build = ("build", model, private, "--public", public, "-o", vector, "--epsilon", 1)
@@ -57,3 +59,11 @@ def test_a_vector_is_built_asked_and_measured(family, run, tmp_path):
     rows = json.loads(run(*measured, "--max-new-tokens", 3))
     assert {r["n_test"] for r in rows} == {3}
     assert all(0 <= r["mean"] <= 1 for r in rows)
+
+
+@pytest.mark.parametrize("family", GIVEN)
+def test_a_checkpoint_in_its_own_layout_is_checked(family, run):
+    report = json.loads(run("models", "check", GIVEN[family], "--shots", 2, "--json"))
+    assert report["usable"], report["reasons"]
+    assert (report["model_type"], report["kept_prefixes"]) == (family, True)
+    assert report["layers"] == report["of_layers"]

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 import torch
+from huggingface_hub import constants
 
 from dpmtv.errors import ModelError
 from dpmtv.models.adapters import VisionLanguageModel, load_model
@@ -112,6 +113,19 @@ def test_a_half_precision_checkpoint_is_computed_in_full_on_a_cpu(model, tmp_pat
     assert half.dtype == "bfloat16"
     half.model.save_pretrained(tmp_path / "half")
     assert load_model(tmp_path / "half", device="cpu").dtype == "float32"
+
+
+def test_a_hub_id_is_pinned_to_its_commit(model, tmp_path, monkeypatch):
+    """As a download leaves it in the cache; transformers 5.24 no longer tells the commit."""
+    commit, repository = "c" * 40, tmp_path / "models--org--tiny"
+    shutil.copytree(EMBEDDED, repository / "snapshots" / commit)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(commit, "utf-8")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    identity = load_model("org/tiny").identity
+    assert (identity.id, identity.revision, identity.weights_sha256) == ("org/tiny", commit, None)
+    assert identity.heads == model.identity.heads
 
 
 def test_layers_with_different_numbers_of_heads():

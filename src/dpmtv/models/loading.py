@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import json
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,10 @@ from dpmtv.models.processors import load_processor
 from dpmtv.models.projections import refuse_encoder_decoder
 
 EMBEDDED = Path(__file__).resolve().parent.parent / "embedded" / "model"
+
+# Model types that transformers lacks → the package whose `load` reads their folders, and whose
+# `FILES` says what belongs to them on the hub.
+NATIVE = {"llava_llama": "dpmtv.models.vila"}
 
 _ONE_PICTURE = {"git", "instructblip"}
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -54,18 +60,28 @@ def load_parts(
         options["device_map"] = device_map
     if attention is not None:
         options["attn_implementation"] = attention
-    where = {"revision": revision, "trust_remote_code": trust_remote_code}
     try:
-        config: Any = transformers.AutoConfig.from_pretrained(source, **where)
-        refuse_encoder_decoder(config, config.model_type)
-        if config.model_type in _ONE_PICTURE:
-            raise ModelError(
-                f"{config.model_type} takes one picture a prompt, so no demonstration can be shown"
+        model_type, commit = _of_config_file(source, revision)
+        revision = commit or revision  # a branch may move between one file and the next
+        native = NATIVE.get(model_type)
+        if native:
+            package = import_module(native)
+            folder = target if local else _downloaded(source, revision, package.FILES)
+            model, processor = package.load(folder, options)
+        else:
+            where = {"revision": revision, "trust_remote_code": trust_remote_code}
+            config: Any = transformers.AutoConfig.from_pretrained(source, **where)
+            refuse_encoder_decoder(config, config.model_type)
+            if config.model_type in _ONE_PICTURE:
+                raise ModelError(
+                    f"{config.model_type} takes one picture a prompt, so no demonstration can be "
+                    "shown"
+                )
+            processor = load_processor(source, config, where)
+            model = transformers.AutoModelForImageTextToText.from_pretrained(
+                source, **where, **options
             )
-        processor = load_processor(source, config, where)
-        model: Any = transformers.AutoModelForImageTextToText.from_pretrained(
-            source, **where, **options
-        )
+        model.config._commit_hash = commit
     except (OSError, ValueError, KeyError, ImportError, AttributeError, TypeError) as error:
         kind = "folder" if local else "hub id or folder"
         raise ModelError(f"cannot load {kind} {name}: {_reason(error)}") from error
@@ -78,12 +94,33 @@ def load_parts(
     return model, processor, target if local else None
 
 
+def _of_config_file(source: str, revision: str | None) -> tuple[str, str | None]:
+    """The model type, and the commit that ``revision`` of a hub repository is now."""
+    from transformers.utils.hub import cached_file
+
+    path = Path(str(cached_file(source, "config.json", revision=revision)))
+    known: Any = json.loads(path.read_text("utf-8"))
+    return str(known.get("model_type")), None if Path(source).is_dir() else path.parent.name
+
+
+def _downloaded(source: str, revision: str | None, files: list[str]) -> Path:
+    """The folder of a hub repository's files at one commit, from the cache where it has them."""
+    from huggingface_hub import snapshot_download
+
+    return Path(snapshot_download(source, revision=revision, allow_patterns=files))
+
+
 def hash_files(folder: Path) -> str:
-    """SHA-256 over names and bytes: weights, configuration, tokenizer, processor, code."""
+    """SHA-256 over names and bytes: weights, configuration, tokenizer, processor, code.
+
+    Those in folders inside, too, where some families have their weights; not hidden ones.
+    """
     digest = hashlib.sha256()
-    for path in sorted(folder.iterdir()):
-        if path.suffix in _IDENTITY_FILES:
-            digest.update(path.name.encode() + b"\0")
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder)
+        hidden = any(part.startswith(".") for part in name.parts)
+        if path.suffix in _IDENTITY_FILES and path.is_file() and not hidden:
+            digest.update(name.as_posix().encode() + b"\0")
             with path.open("rb") as file:
                 digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()
