@@ -258,11 +258,11 @@ def test_an_interrupted_build_goes_on_before_the_choices(model, records, tmp_pat
     work, passes = tmp_path / "work", []
     plain = PrivateVotes._look
 
-    def counted(self, rows):
+    def counted(self, *arguments):
         passes.append(1)
         if len(passes) == 6:
             raise KeyboardInterrupt
-        return plain(self, rows)
+        return plain(self, *arguments)
 
     monkeypatch.setattr(PrivateVotes, "preflight", lambda *_: None)
     monkeypatch.setattr(PrivateVotes, "_look", counted)

@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from dpmtv.models.adapters import VisionLanguageModel
     from dpmtv.options import PrivateClip, PublicWord, QueryMode, SelectionMode
     from dpmtv.public_tasks import Progress
-    from dpmtv.types import Event, GaussianEvent
+    from dpmtv.types import GaussianEvent, SingleEvent
 
 
 def build_task_vector(
@@ -82,6 +82,7 @@ def build_task_vector(
     population: int | None = None,
     selection: SelectionMode | None = None,
     selection_epsilon: float | None = None,
+    selection_split: float | None = None,
     query: QueryMode | None = None,
     asked: Sequence[str] = (),
     chunks: int | None = None,
@@ -147,7 +148,10 @@ def build_task_vector(
             patching the released vector; ``"all"`` releases and patches every head. By default
             public, or private with ``public="none"``.
         selection_epsilon: the part of ε for a private selection, the range of all its picks
-            together; a tenth of ε by default.
+            together; a tenth of ε by default, with a split all that a private clip norm leaves.
+        selection_split: the share of the chunks that vote on a private selection (and clip norm)
+            and do nothing else, while the others make the vector. They share no unit, so each part
+            has all of (ε, δ), but the vector is the mean of fewer chunks. Without, all do both.
         query: ``"public"`` ends every chunk's prompt with public questions about public images
             (the mean over a few of them counts), so that every record is a demonstration and
             may be a chunk alone; ``"private"`` (the paper) with one more record of the chunk.
@@ -184,7 +188,7 @@ def build_task_vector(
     shots = SHOTS[query] if shots is None else shots
     selection = selection or ("private" if public == NONE else "public")
     check_options(data, public, selection, query, shots, clip, per_layer)
-    plan = plan_choices(selection, clip, epsilon, selection_epsilon, clip_epsilon)
+    plan = plan_choices(selection, clip, epsilon, selection_epsilon, clip_epsilon, selection_split)
     number = clip if isinstance(clip, int | float) else None
     learned = (
         selection.startswith(("public", "private"))
@@ -195,7 +199,6 @@ def build_task_vector(
         decoding = default_picks(epsilon, shots) if learned else ()
     else:
         decoding = picks_of(choice, epsilon, learned)
-    beside: tuple[Event, ...] = (*plan.events(model.layout), *decoding)
     inference = _inference(model, patch, alpha)
     units = rows_of_units(data, unit is not None)
     n = public_size(len(units), relation, unit, population, per_unit)
@@ -204,6 +207,10 @@ def build_task_vector(
     if chunks is None:
         chunks = max(1, n // units_in_a_chunk(size, per_unit))
     plan.check(chunks)
+    voting = plan.voting(chunks)
+    made = chunks - (voting or 0)  # so many make the vector
+    events = plan.events(model.layout)
+    beside, apart = ((*events, *decoding), ()) if voting is None else (decoding, events)
     form = partial(
         form_chunks,
         units,
@@ -221,10 +228,11 @@ def build_task_vector(
         epsilon=epsilon,
         delta=delta,
         relation=relation,
-        chunks=chunks,
+        chunks=made,
         clip_norms=(1.0 if number is None else number,),
         block_sizes=(layout.size,),
         beside=beside,
+        apart=apart,
     )
     book = None
     if ledger is not None and Path(ledger).exists():
@@ -260,7 +268,7 @@ def build_task_vector(
 
     votes = None
     if plan.any:
-        votes = PrivateVotes(model, plan, queries, bare_values(model, queries), patch)
+        votes = PrivateVotes(model, plan, queries, bare_values(model, queries), patch, voting)
         votes.preflight(shots)
     heads = every_head
     if selection == "public":
@@ -271,8 +279,9 @@ def build_task_vector(
         epsilon=epsilon,
         delta=delta,
         relation=relation,
-        chunks=chunks,
+        chunks=made,
         beside=beside,
+        apart=apart,
     )
     mechanism = calibrated(geometry) if geometry else wanted
 
@@ -284,7 +293,7 @@ def build_task_vector(
                 [records_sha256(data), str(relation), unit, per_unit, chunks, shots],
                 [_hash_records(queries), str(model.identity)],
                 [inference.prompt_template_sha256, inference.dtype],
-                [geometry.sha256 if geometry else plan.selection, model.instruction],
+                [geometry.sha256 if geometry else plan.selection, voting, model.instruction],
             ]
             kept = stack.enter_context(open_work(Path(work), decides))
         members = form(key=kept.key if kept else fresh_key())
@@ -298,7 +307,7 @@ def build_task_vector(
                 done, values = kept.load(place) if kept else (False, None)
                 if not done:
                     if geometry is None:
-                        values = votes.of(rows) if votes else None
+                        values = votes.of(rows, place) if votes else None
                     else:
                         found = chunk_values(model, rows, queries)
                         values = None if found is None else geometry.to_release(found)
@@ -328,6 +337,7 @@ def build_task_vector(
         assert geometry is not None
         privacy = certificates.privacy_of(  # refuses what no certificate can say, before paying
             mechanism,
+            voting_chunks=voting,
             unit=unit,
             per_unit=per_unit,
             population=population,
@@ -349,7 +359,7 @@ def build_task_vector(
                 release.value,
                 mechanism.event.sigma,
                 heads,
-                members,
+                members[voting or 0 :],
                 decoding[0],
                 public=known,
                 queries=queries,
@@ -416,7 +426,7 @@ def relative_noise(
     delta: float,
     relation: str,
     chunks: int,
-    beside: Sequence[Event] = (),
+    beside: Sequence[SingleEvent] = (),
 ) -> float:
     """Standard deviation of a released coordinate's noise, in units of a single clip norm."""
     whole = ReleaseGeometry(layout, np.ones(layout.n_heads, dtype=bool), (1.0,))
@@ -429,7 +439,8 @@ def calibrate_for(
     delta: float,
     relation: str,
     chunks: int,
-    beside: Sequence[Event] = (),
+    beside: Sequence[SingleEvent] = (),
+    apart: Sequence[SingleEvent] = (),
     largest: int = 0,
 ) -> GaussianMean:
     """The Gaussian mechanism of a geometry, with room for what is beside it (see `calibrate`)."""
@@ -441,11 +452,14 @@ def calibrate_for(
         clip_norms=geometry.clip_norms,
         block_sizes=geometry.block_sizes,
         beside=beside,
+        apart=apart,
         largest=largest,
     )
 
 
-def _pay(charge: Callable[[Event], None], booked: GaussianEvent, event: GaussianEvent) -> None:
+def _pay(
+    charge: Callable[[SingleEvent], None], booked: GaussianEvent, event: GaussianEvent
+) -> None:
     """Charge what was booked before private choices decided the clip norm and the heads."""
     if gdp_mu(event) > gdp_mu(booked) * (1 + 1e-12) or event.scale != booked.scale:
         raise InternalError("the release costs more than what was booked for it")

@@ -6,6 +6,7 @@ and are bounded whatever they hold, and only what an exact mechanism draws from 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Literal
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from dpmtv.data.demonstrations import BadRow
     from dpmtv.models.adapters import VisionLanguageModel
     from dpmtv.options import PrivateClip
-    from dpmtv.types import Event
+    from dpmtv.types import SingleEvent
 
 PrivateSelection = Literal["private", "private-top-k"]
 
@@ -64,21 +65,24 @@ class ChoicePlan:
         selection_range: E of the heads' picks together.
         clip: of PrivateClip, or None where the clip norm is known.
         clip_range: E of its pick; of steps, what is worth as much.
+        split: the share of the chunks that vote and do nothing else, the others making the vector;
+            None where all do both.
     """
 
     selection: PrivateSelection | None
     selection_range: float
     clip: PrivateClip | None
     clip_range: float
+    split: float | None = None
 
     @property
     def any(self) -> bool:
         """Whether there is a private choice at all."""
         return self.selection is not None or self.clip is not None
 
-    def events(self, layout: HeadLayout) -> tuple[Event, ...]:
+    def events(self, layout: HeadLayout) -> tuple[SingleEvent, ...]:
         """What the choices cost, in their order."""
-        found: list[Event] = []
+        found: list[SingleEvent] = []
         if self.selection is not None:
             count = top_k(layout.n_heads) if self.selection == "private-top-k" else 1
             found.append(BoundedRangeEvent(self.selection_range / count, count))
@@ -88,12 +92,20 @@ class ChoicePlan:
             found += [quantile_step_event(range_mu(self.clip_range))] * STEPS
         return tuple(found)
 
+    def voting(self, chunks: int) -> int | None:
+        """How many of the chunks, the first ones, only vote: at least 1, and 1 is left."""
+        return None if self.split is None else min(max(1, round(self.split * chunks)), chunks - 1)
+
     def check(self, chunks: int) -> None:
         """Refuse a choice that so few chunks could only make at random.
 
         Raises:
-            PrivacyParameterError: too few chunks for a private clip norm.
+            PrivacyParameterError: too few chunks for a private clip norm, or for a split.
         """
+        if self.split is not None:
+            if chunks < 2:
+                raise PrivacyParameterError("a split needs two chunks, one to vote and one to use")
+            chunks = self.voting(chunks) or chunks
         if self.clip == "private":
             require_enough_for_quantile(chunks, len(spread_edges(1.0, _EDGES)) - 1, self.clip_range)
         if self.clip == "private-steps":
@@ -211,7 +223,7 @@ def choose_heads(
     votes: Float[np.ndarray, "chunks options"],
     masks: Bool[np.ndarray, "options heads"],
     plan: ChoicePlan,
-    charge: Callable[[Event], None] | None = None,
+    charge: Callable[[SingleEvent], None] | None = None,
 ) -> Bool[np.ndarray, " heads"]:
     """One mask of the family, or the k heads with the highest noisy scores.
 
@@ -242,7 +254,7 @@ def choose_clip(
     norms: Float[np.ndarray, " chunks"],
     geometry: ReleaseGeometry,
     plan: ChoicePlan,
-    charge: Callable[[Event], None] | None = None,
+    charge: Callable[[SingleEvent], None] | None = None,
 ) -> ReleaseGeometry:
     """The geometry with a private clip norm: its own, moved as the private median asks.
 
@@ -275,6 +287,8 @@ class PrivateVotes:
         queries: public ones that every chunk is asked.
         bare: `bare_values` of them.
         patch: as at inference.
+        voting: so many chunks, the first ones, only vote, and the others make the vector; None
+            where all do both.
     """
 
     model: VisionLanguageModel
@@ -282,6 +296,7 @@ class PrivateVotes:
     queries: Sequence[Query]
     bare: Float[np.ndarray, " coordinates"]
     patch: str
+    voting: int | None = None
 
     @cached_property
     def masks(self) -> Bool[np.ndarray, "options heads"]:
@@ -297,37 +312,48 @@ class PrivateVotes:
         query = self.queries[0]
         shown = Demonstration(query.image, query.question, "yes")
         try:
-            self._look([shown] * shots)
+            self._look([shown] * shots, votes=True)
         except Exception as error:
             raise ModelError(
                 f"a made-up chunk cannot vote on heads: {type(error).__name__}: "
                 f"{str(error).strip()[:300]}"
             ) from error
 
-    def of(self, rows: Sequence[Demonstration | BadRow]) -> Float[np.ndarray, " numbers"] | None:
-        """One chunk's activations, then its votes; None if anything goes wrong in it."""
-        return private_pass(self.model, partial(self._look, rows))
+    def of(
+        self, rows: Sequence[Demonstration | BadRow], place: int = 0
+    ) -> Float[np.ndarray, " numbers"] | None:
+        """One chunk's activations, then its votes if it is in a place that votes.
 
-    def _look(self, rows: Sequence[Demonstration | BadRow]) -> np.ndarray | None:
+        None if anything goes wrong in it.
+        """
+        votes = self.voting is None or place < self.voting
+        return private_pass(self.model, partial(self._look, rows, votes))
+
+    def _look(self, rows: Sequence[Demonstration | BadRow], votes: bool) -> np.ndarray | None:
         model = self.model
         values = chunk_values(model, rows, self.queries)
         if values is None or not np.isfinite(values).all():
             return None
-        votes = np.zeros(0)
+        if not votes or self.plan.selection is None:
+            return values
         if self.plan.selection == "private":
-            votes = votes_of(model, rows, values, self.masks, self.patch).astype(np.float64)
-        elif self.plan.selection == "private-top-k":
-            votes = head_shares(model.layout, values, self.bare)
-        return np.concatenate([values, votes])
+            cast = votes_of(model, rows, values, self.masks, self.patch).astype(np.float64)
+        else:
+            cast = head_shares(model.layout, values, self.bare)
+        return np.concatenate([values, cast])
 
     def choose(
         self,
         seen: Iterable[Float[np.ndarray, " numbers"] | None],
         heads: Bool[np.ndarray, " heads"],
         geometry_of: Callable[[Bool[np.ndarray, " heads"]], ReleaseGeometry],
-        charge: Callable[[Event], None] | None = None,
+        charge: Callable[[SingleEvent], None] | None = None,
     ) -> tuple[Bool[np.ndarray, " heads"], ReleaseGeometry, Iterator[np.ndarray | None]]:
-        """Heads, geometry, and every chunk's coordinates as they are released.
+        """Heads, geometry, and the coordinates as they are released, of whom the vector is made.
+
+        Guarantee:
+            What comes first is a function of the chunks that vote, what comes last of the others,
+            given the geometry; without ``voting`` both are all.
 
         Args:
             seen: of every chunk, what `of` gave.
@@ -337,17 +363,18 @@ class PrivateVotes:
         """
         size = self.model.layout.size
         both = list(seen)
-        values = [None if v is None else v[:size] for v in both]
+        voters, makers = both[: self.voting], both[self.voting or 0 :]
         if self.plan.selection is not None:
             nothing = np.full(len(self.masks), np.nan)
-            votes = np.stack([nothing if v is None else v[size:] for v in both])
+            votes = np.stack([nothing if v is None else v[size:] for v in voters])
             heads = choose_heads(votes, self.masks, self.plan, charge)
         geometry = geometry_of(heads)
         if self.plan.clip is not None:
-            coordinates = (None if v is None else geometry.to_release(v) for v in values)
+            coordinates = (None if v is None else geometry.to_release(v[:size]) for v in voters)
             norms = [np.nan if c is None else np.linalg.norm(c) for c in coordinates]
             geometry = choose_clip(np.array(norms), geometry, self.plan, charge)
-        return heads, geometry, (None if v is None else geometry.to_release(v) for v in values)
+        released = (None if v is None else geometry.to_release(v[:size]) for v in makers)
+        return heads, geometry, released
 
 
 def plan_choices(
@@ -356,11 +383,16 @@ def plan_choices(
     epsilon: float,
     selection_range: float | None,
     clip_range: float | None,
+    split: float | None = None,
 ) -> ChoicePlan:
     """From a build's options; the parts default to a tenth of ε each.
 
+    With a split the votes have an ε of their own, and the selection has by default all of it, less
+    what a private clip norm takes, or half beside the noisy counts of one.
+
     Raises:
-        PrivacyParameterError: a part that is not below ε, or that goes with no private choice.
+        PrivacyParameterError: a part that is not below ε, or that goes with no private choice; a
+            split without a private selection, or that is no share.
     """
     picked: PrivateSelection | None
     picked = selection if selection in ("private", "private-top-k") else None  # type: ignore[assignment]
@@ -374,9 +406,15 @@ def plan_choices(
             raise PrivacyParameterError(f"{name} goes with a private choice, and there is none")
         if part is not None and not part > 0:
             raise PrivacyParameterError(f"{name} is a part of epsilon, above 0")
-    return ChoicePlan(
-        picked,
-        SELECTION_SHARE * epsilon if selection_range is None else selection_range,
-        cut,
-        CLIP_SHARE * epsilon if clip_range is None else clip_range,
-    )
+    if split is not None and not picked:
+        raise PrivacyParameterError("selection_split goes with a private selection")
+    if split is not None and not 0 < split < 1:
+        raise PrivacyParameterError("selection_split is a share of the chunks, between 0 and 1")
+    clip_range = CLIP_SHARE * epsilon if clip_range is None else clip_range
+    if selection_range is None and split is None:
+        selection_range = SELECTION_SHARE * epsilon
+    elif selection_range is None:
+        # Below the difference, so that rounding makes no more of both than ε.
+        rest = math.nextafter(epsilon - clip_range, 0.0)
+        selection_range = {"private": rest, "private-steps": epsilon / 2}.get(cut or "", epsilon)
+    return ChoicePlan(picked, selection_range, cut, clip_range, split)

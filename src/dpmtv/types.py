@@ -158,7 +158,21 @@ class BoundedRangeEvent:
     count: int
 
 
-Event: TypeAlias = GaussianEvent | BoundedRangeEvent
+SingleEvent: TypeAlias = GaussianEvent | BoundedRangeEvent
+
+
+@dataclass(frozen=True)
+class ParallelEvent:
+    """Releases from groups of units that share none: a unit pays for its own group alone.
+
+    Args:
+        groups: what each group of units pays for; which unit is in which sees no content.
+    """
+
+    groups: tuple[tuple[SingleEvent, ...], ...]
+
+
+Event: TypeAlias = SingleEvent | ParallelEvent
 
 
 @dataclass(frozen=True)

@@ -99,6 +99,14 @@ def build(
         float | None,
         typer.Option(help="Part of ε for all picks of a private selection; default: a tenth."),
     ] = None,
+    selection_split: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE",
+            help="Let this share of the chunks only vote on a private selection, with all of ε, "
+            "and the others make the vector.",
+        ),
+    ] = None,
     query: Annotated[
         str | None,
         typer.Option(help="A chunk's query: public, or private (the paper's: one more record)."),
@@ -213,6 +221,7 @@ def build(
             population=population,
             selection=selection,  # type: ignore[arg-type]
             selection_epsilon=selection_epsilon,
+            selection_split=selection_split,
             query=query,  # type: ignore[arg-type]
             asked=asked,
             chunks=chunks,

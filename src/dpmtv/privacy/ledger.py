@@ -31,7 +31,7 @@ import secrets
 import sqlite3
 import stat
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -46,7 +46,7 @@ from dpmtv.privacy.ledger_locks import sync_folder as _sync_folder
 from dpmtv.privacy.ledger_locks import take_lock as _take_lock
 from dpmtv.privacy.ledger_locks import told as _told
 from dpmtv.privacy.sensitivity import NeighbourRelation
-from dpmtv.types import Event, GaussianEvent
+from dpmtv.types import Event, GaussianEvent, SingleEvent
 
 _APPLICATION_ID, _FORMAT_VERSION = 0x64706D74, 1  # in the header of the file: "dpmt", version
 _SCHEMA = (
@@ -253,9 +253,9 @@ class Reservation:
     events: tuple[Event, ...]
     _token: str
     _descriptor: int | None
-    _left: list[Event] = field(default_factory=list)  # charged, and not asked for yet
+    _left: list[SingleEvent] = field(default_factory=list)  # charged, and not asked for yet
 
-    def charge(self, event: Event | None = None) -> None:
+    def charge(self, event: SingleEvent | None = None) -> None:
         """Spend the reservation, on disk. Pays for one draw of noise, after it has returned.
 
         The first charge spends all of it; later ones let each other event be drawn, once.
@@ -271,13 +271,13 @@ class Reservation:
             InternalError: another event than reserved.
             LedgerError: charged before, cancelled, or the file cannot be written or is another.
         """
-        if event is not None and event not in self.events:
+        if event is not None and event not in accounting.singles(self.events):
             raise InternalError("the mechanism's event is not the one that was reserved")
         if self._descriptor is None:
             raise LedgerError(f"entry {self.entry} of {self.ledger.path} was given back; reserve")
         if event is None or event not in self._left:
             self._move("reserved", "charged")
-            self._left = list(self.events) if event else []
+            self._left = list(accounting.singles(self.events)) if event else []
         if event:
             self._left.remove(event)
         _sync_folder(self.ledger.path)
@@ -393,7 +393,7 @@ class _Booking:
     format_version: int = _FORMAT_VERSION
 
     def __post_init__(self) -> None:
-        values = [getattr(e, part.name) for e in self.events for part in fields(e)]
+        values = [value for e in accounting.singles(self.events) for value in vars(e).values()]
         if not values or not all(math.isfinite(value) and value > 0 for value in values):
             raise PrivacyParameterError("an entry needs events, and their numbers must be positive")
 
@@ -430,7 +430,7 @@ def _spending(entries: Sequence[Entry], part: str, more: Sequence[Event] = ()) -
     """What counts for the units of a part: its own releases, those without a part, and ``more``.
 
     The first entry was fixed before anything was seen. Later ones may follow from what was seen,
-    and then only Gaussians add up (docs/privacy.md, 4.11): their picks count as Gaussians.
+    and then only Gaussians add up (docs/privacy.md, 4.11): they count as Gaussians.
     """
     counts = [x.events for x in entries if x.part in ("", part) and x.state != "cancelled"]
     first, *later = [*counts, tuple(more)]

@@ -14,7 +14,7 @@ from dpmtv.errors import InternalError, PrivacyParameterError
 from dpmtv.privacy import accounting
 from dpmtv.privacy.clipping import clip_to_grid
 from dpmtv.privacy.sensitivity import NeighbourRelation, l2_sensitivity
-from dpmtv.types import Event, GaussianEvent, Release
+from dpmtv.types import Event, GaussianEvent, ParallelEvent, Release, SingleEvent
 
 # Every clip radius spans at least this many grid units, so that cutting toward zero costs less
 # than a millionth of the radius. A finer grid costs no privacy and no time; the noise scale is
@@ -32,7 +32,8 @@ class GaussianMean:
 
     Guarantee:
         `release` is (ε, δ)-differentially private under ``relation``, together with all that is
-        ``beside`` it. An instance that promises more than its noise pays for cannot be made.
+        ``beside`` it or ``apart``. An instance that promises more than its noise pays for cannot be
+        made.
 
     Args:
         relation: the neighbour relation.
@@ -45,6 +46,7 @@ class GaussianMean:
         scale: standard deviation of the noise on the sum, in grid units.
         beside: picks, and counts with noise, from the same records that the promised ε and δ cover
             as well. They and σ/Δ₂ of this release are fixed before the first of them is made.
+        apart: the same from other chunks than these m, which share no unit with them.
 
     Raises:
         PrivacyParameterError: parameters that cannot be used or do not keep the promise.
@@ -58,7 +60,8 @@ class GaussianMean:
     delta: float
     grid: float
     scale: int
-    beside: tuple[Event, ...] = ()
+    beside: tuple[SingleEvent, ...] = ()
+    apart: tuple[SingleEvent, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.clip_norms) != len(self.block_sizes) or any(d < 1 for d in self.block_sizes):
@@ -93,8 +96,9 @@ class GaussianMean:
 
     @property
     def events(self) -> tuple[Event, ...]:
-        """All that the promise covers: this release, then what is beside it."""
-        return (self.event, *self.beside)
+        """All that the promise covers: this release, what is beside it, and what is apart."""
+        own = (self.event, *self.beside)
+        return (ParallelEvent((own, self.apart)),) if self.apart else own
 
     def release(
         self,
@@ -134,7 +138,8 @@ def calibrate(
     chunks: int,
     clip_norms: Sequence[float],
     block_sizes: Sequence[int],
-    beside: Sequence[Event] = (),
+    beside: Sequence[SingleEvent] = (),
+    apart: Sequence[SingleEvent] = (),
     largest: int = 0,
 ) -> GaussianMean:
     """The Gaussian release with the least noise that keeps the promise.
@@ -150,6 +155,7 @@ def calibrate(
         clip_norms: C_b of each block, in the units of the activations.
         block_sizes: coordinates of each block.
         beside: picks and noisy counts of the same records.
+        apart: those of other chunks, which share no unit with these; they cost no noise.
         largest: the most coordinates that the release might have had, where a pick decides which:
             then σ/Δ₂ does not depend on the pick.
 
@@ -159,6 +165,11 @@ def calibrate(
     reach = l2_sensitivity(relation, clip_norms, 1)
     d = max(sum(block_sizes), largest)
     scale = accounting.grid_scale(epsilon, delta, d)
+    if apart and accounting.epsilon_of(apart, delta) > epsilon:
+        raise PrivacyParameterError(
+            f"the private choices of the voting chunks cost more than epsilon {epsilon:g} at delta "
+            f"{delta:g}; lower their range"
+        )
     coarsest = accounting.gaussian_beside(beside, epsilon, 0.999 * delta) * reach / min(clip_norms)
     while scale < min(_FINENESS * coarsest, _FINENESS_LIMIT):
         scale *= 2
@@ -174,6 +185,7 @@ def calibrate(
         grid=math.nextafter(multiplier * reach / scale, math.inf),
         scale=scale,
         beside=tuple(beside),
+        apart=tuple(apart),
     )
 
 

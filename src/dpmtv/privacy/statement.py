@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 from dpmtv.privacy import accounting
 from dpmtv.privacy.sensitivity import NeighbourRelation
-from dpmtv.types import BoundedRangeEvent, GaussianEvent
+from dpmtv.types import BoundedRangeEvent, GaussianEvent, ParallelEvent
 
 if TYPE_CHECKING:
     from dpmtv.privacy.certificate import Certificate, Privacy
-    from dpmtv.types import Event
+    from dpmtv.types import Event, SingleEvent
 
 
 def statement(certificate: Certificate) -> list[str]:
@@ -44,7 +44,7 @@ def statement(certificate: Certificate) -> list[str]:
         f"Someone who sees the vector and may raise 5 % false alarms tells {question} at most "
         f"{_up(100 * power, 2):.15g} % of the time.",
         limit,
-        *_choices(privacy.events),
+        *_choices(privacy),
         "Using the vector costs nothing more, however many questions are asked.",
         budget,
         "It holds towards those who get the vector; whoever built it has seen the records.",
@@ -89,7 +89,9 @@ def statement_page(certificate: Certificate, checked: Sequence[str]) -> str:
         "model": f"{model.architecture}, {weights}",
         "relation and unit": f"{privacy.relation}, per {privacy.unit}",
         "released": f"{sum(map(len, privacy.released_heads))} of {sum(model.heads)} heads, "
-        f"{sum(privacy.block_sizes)} numbers; m = {privacy.chunks} chunks, K = {privacy.shots}",
+        f"{sum(privacy.block_sizes)} numbers; m = {privacy.chunks} chunks"
+        + (f" and {privacy.voting_chunks} that vote" if privacy.voting_chunks else "")
+        + f", K = {privacy.shots}",
         "tensor file": f"SHA-256 {certificate.tensor_sha256}",
     }
     if privacy.delta is not None and privacy.mu is not None:
@@ -152,25 +154,32 @@ def _words(privacy: Privacy) -> tuple[str, str, str, str]:
     )
 
 
-def _choices(events: Sequence[Event]) -> list[str]:
-    others = events[1:]  # the first is the vector's
-    count = sum(event.count if isinstance(event, BoundedRangeEvent) else 1 for event in others)
-    if not count:
-        return []
-    made = "one choice that was" if count == 1 else f"{count} choices that were"
-    return [
-        f"These two cover the vector together with {made} made privately from the same records."
-    ]
+def _choices(privacy: Privacy) -> list[str]:
+    (_, *beside), votes = privacy.groups  # the first is the vector's
+    lines = []
+    if beside:
+        lines.append(
+            f"These two cover the vector together with {_made(beside)} made privately from the "
+            "same records."
+        )
+    if votes:
+        several, unit = privacy.unit != "record", privacy.unit
+        whose = f"no {unit} has records in both" if several else "no record is in both"
+        lines.append(
+            f"ε and δ cover {_made(votes)} made privately by {privacy.voting_chunks} chunks of "
+            f"records other than those of the {privacy.chunks} that the vector was made of. Since "
+            f"{whose}, the costs do not add up."
+        )
+    return lines
+
+
+def _made(choices: Sequence[SingleEvent]) -> str:
+    count = sum(event.count if isinstance(event, BoundedRangeEvent) else 1 for event in choices)
+    return "one choice that was" if count == 1 else f"{count} choices that were"
 
 
 def _worth_under_replace_one(events: Sequence[Event], delta: float) -> str:
-    doubled = [
-        replace(e, delta2=2 * e.delta2)
-        if isinstance(e, GaussianEvent)
-        # A score moves twice as far where a chunk is exchanged, not only emptied.
-        else replace(e, range=2 * e.range)
-        for e in events
-    ]
+    doubled = [_doubled(event) for event in events]
     epsilon = accounting.epsilon_of(doubled, delta)
     if epsilon < math.inf:
         worth = f"ε = {_up(epsilon, 4):.15g}"
@@ -182,6 +191,17 @@ def _worth_under_replace_one(events: Sequence[Event], delta: float) -> str:
         "not against one record being replaced by another: under replace_one the same noise "
         f"gives {worth} at the same δ."
     )
+
+
+def _doubled(event: Event) -> Event:
+    if isinstance(event, ParallelEvent):
+        return ParallelEvent(
+            tuple(accounting.singles(list(map(_doubled, g))) for g in event.groups)
+        )
+    if isinstance(event, GaussianEvent):
+        return replace(event, delta2=2 * event.delta2)
+    # A score moves twice as far where a chunk is exchanged, not only emptied.
+    return replace(event, range=2 * event.range)
 
 
 def _up(value: float, digits: int) -> float:

@@ -12,14 +12,18 @@ from enum import StrEnum
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from dpmtv.errors import ArtifactError
-from dpmtv.types import BoundedRangeEvent, GaussianEvent
+from dpmtv.types import BoundedRangeEvent, GaussianEvent, ParallelEvent
 
 T = TypeVar("T")
 
 FloatOrInf = Annotated[float, "inf"]
 """A number whose infinity is written as ``"inf"``; every other float must be finite."""
 
-_TAGS: dict[type, str] = {GaussianEvent: "gaussian", BoundedRangeEvent: "bounded_range"}
+_TAGS: dict[type, str] = {
+    GaussianEvent: "gaussian",
+    BoundedRangeEvent: "bounded_range",
+    ParallelEvent: "parallel",
+}
 """Classes that carry a ``type`` key, so that unlike kinds can stand in one list."""
 
 
