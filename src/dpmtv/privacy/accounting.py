@@ -257,8 +257,18 @@ def gaussian_beside(others: Sequence[Event], epsilon: float, delta: float) -> fl
     return max(alone, 1 / math.sqrt(left)) * (1 + 1e-11)
 
 
-def further_epsilon(events: Sequence[Event], epsilon: float, delta: float) -> float:
+def slack_of(events: Sequence[Event], epsilon: float) -> float:
+    """Discreteness slacks of all at one ε, those of every parallel group among them."""
+    gaussians = (e for e in singles(events) if isinstance(e, GaussianEvent))
+    return math.fsum(discreteness_slack(epsilon, e.d, e.scale) for e in gaussians)
+
+
+def further_epsilon(
+    events: Sequence[Event], epsilon: float, delta: float, share: float = 1.0
+) -> float:
     """Largest ε that one more Gaussian release at δ may have beside ``events``; 0 if none fits.
+
+    Together they have ``share`` of δ.
 
     Guarantee:
         Rounded down to four digits after the point, with room for a discreteness slack of δ/1000:
@@ -266,7 +276,7 @@ def further_epsilon(events: Sequence[Event], epsilon: float, delta: float) -> fl
     """
     if not events:
         return epsilon
-    left = _left(events, epsilon, 0.999 * delta)
+    left = _left(events, epsilon, 0.999 * share * delta)
     if left <= 0:
         return 0.0
     return math.floor(gaussian_epsilon(1 / math.sqrt(left), delta) * 1e4) / 1e4

@@ -35,7 +35,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from dpmtv.errors import InternalError, LedgerError, PrivacyParameterError, UserError
 from dpmtv.privacy import accounting, strict_json
@@ -46,7 +46,7 @@ from dpmtv.privacy.ledger_locks import sync_folder as _sync_folder
 from dpmtv.privacy.ledger_locks import take_lock as _take_lock
 from dpmtv.privacy.ledger_locks import told as _told
 from dpmtv.privacy.sensitivity import NeighbourRelation
-from dpmtv.types import Event, GaussianEvent, SingleEvent
+from dpmtv.types import Event, SingleEvent
 
 _APPLICATION_ID, _FORMAT_VERSION = 0x64706D74, 1  # in the header of the file: "dpmt", version
 _SCHEMA = (
@@ -75,6 +75,7 @@ _CAUSES = {
 
 State = Literal["reserved", "charged", "released", "cancelled", "lost"]
 _WITHOUT_LOCK: dict[str, State] = {"reserved": "cancelled", "charged": "lost"}
+_LATE = 0.99  # of δ, for releases that may follow from earlier ones; the rest is for slack
 
 
 @dataclass(frozen=True)
@@ -207,37 +208,24 @@ class Ledger:
         with _transaction(self) as db:
             entries = _rows(self.path, db, seen=True)
         past = {part: _spending(entries, part) for part in {x.part for x in entries} or {""}}
-        epsilon, delta = self.terms.epsilon, self.terms.delta
-        spent = {p: _cost(past[p], delta) for p in sorted(past)}
-        left = {p: accounting.further_epsilon(past[p], epsilon, delta) for p in sorted(past)}
+        spent = {p: past[p].cost(self.terms) for p in sorted(past)}
+        left = {p: past[p].left(self.terms) for p in sorted(past)}
         return History(self.id, self.terms, spent, left, entries)
 
-    def forecast(self, epsilon: float, part: str = "") -> float:
-        """Spent ε of a part after one more release with ``epsilon`` at the total δ.
-
-        Raises:
-            UserError: an ε that cannot be met, or a file that cannot be used.
-        """
-        sigma = accounting.noise_multiplier(epsilon, self.terms.delta)
-        further = GaussianEvent(delta2=1.0, sigma=sigma, scale=2**60, d=1)
-        entries = self.history().entries
-        sums = (_spending(entries, name, [further]) for name in _parts(entries, part))
-        return max(_cost(events, self.terms.delta) for events in sums)
-
     def _require_room(self, entries: Sequence[Entry], part: str, events: tuple[Event, ...]) -> None:
-        epsilon, delta = self.terms.epsilon, self.terms.delta
+        terms, epsilon, delta = self.terms, self.terms.epsilon, self.terms.delta
         parts = _parts(entries, part)
         pasts = [(_spending(entries, p), _spending(entries, p, events)) for p in parts]
-        past, after = max(pasts, key=lambda pair: _cost(pair[1], delta))
-        if _cost(after, delta) <= epsilon:
+        past, after = max(pasts, key=lambda pair: pair[1].cost(terms))
+        if after.cost(terms) <= epsilon:
             return
-        costs = (_cost(e, delta) for e in (past, events, after))
+        costs = (e.cost(terms) for e in (past, _Spending(events), after))
         # Rounded up, because a cost must not look smaller than it is.
         spent, asked, both = (math.ceil(c * 1e4) / 1e4 if c < math.inf else c for c in costs)
         raise PrivacyParameterError(
             f"{self.path} allows epsilon {epsilon:.12g} at delta {delta:.12g}: {spent:.12g} is "
             f"spent or reserved, this release asks for {asked:.12g}, together {both:.12g}; one "
-            f"with epsilon {accounting.further_epsilon(past, epsilon, delta):.12g} or less fits"
+            f"with epsilon {past.left(terms):.12g} or less fits"
         )
 
 
@@ -426,19 +414,31 @@ def _read_terms(path: Path, db: sqlite3.Connection) -> tuple[str, Terms]:
         raise LedgerError(f"{path} has terms that this dpmtv cannot read") from error
 
 
-def _spending(entries: Sequence[Entry], part: str, more: Sequence[Event] = ()) -> list[Event]:
+class _Spending(NamedTuple):
+    events: Sequence[Event]
+    late: bool = False  # whether some may follow from what others gave
+
+    def cost(self, terms: Terms) -> float:
+        """ε at δ; where some are late, slack has a hundredth of δ, and the sum the rest."""
+        room = terms.delta * (_LATE if self.late else 1)
+        if self.late and accounting.slack_of(self.events, terms.epsilon) > terms.delta - room:
+            return math.inf
+        return accounting.epsilon_of(self.events, room) if self.events else 0.0
+
+    def left(self, terms: Terms) -> float:
+        return accounting.further_epsilon(self.events, terms.epsilon, terms.delta, _LATE)
+
+
+def _spending(entries: Sequence[Entry], part: str, more: Sequence[Event] = ()) -> _Spending:
     """What counts for the units of a part: its own releases, those without a part, and ``more``.
 
-    The first entry was fixed before anything was seen. Later ones may follow from what was seen,
-    and then only Gaussians add up (docs/privacy.md, 4.11): they count as Gaussians.
+    The first entry was fixed before anything was seen. Later ones may follow from what was seen:
+    they count as Gaussians, which alone add up then (docs/privacy.md, 4.11).
     """
     counts = [x.events for x in entries if x.part in ("", part) and x.state != "cancelled"]
-    first, *later = [*counts, tuple(more)]
-    return [*first, *(accounting.as_gaussian(e) for events in later for e in events)]
-
-
-def _cost(events: Sequence[Event], delta: float) -> float:
-    return accounting.epsilon_of(events, delta) if events else 0.0
+    first, *rest = [*counts, tuple(more)]
+    later = [accounting.as_gaussian(e) for events in rest for e in events]
+    return _Spending([*first, *later], bool(later))
 
 
 def _parts(entries: Sequence[Entry], part: str) -> list[str]:
