@@ -42,20 +42,17 @@ class Checkpoint:
     options: dict[str, Any] = field(default_factory=dict)
 
 
-FAMILIES: dict[str, Callable[[], Checkpoint]] = {}
-"""Model type → its checkpoint."""
-
-WRITERS: dict[str, Callable[[Path], None]] = {}
-"""Model type → what writes a checkpoint whose layout is not transformers' own."""
+FAMILIES: dict[str, Callable[[], Any]] = {}
+"""Model type → its `Checkpoint`; for classes of this package what writes the folder."""
 
 
 def make(family: str, folder: Path) -> Path:
     """Write the family's checkpoint into ``folder``."""
     torch.manual_seed(0)
-    if family in WRITERS:
-        WRITERS[family](folder)
-        return folder
     made = FAMILIES[family]()
+    if callable(made):
+        made(folder)
+        return folder
     config = AutoConfig.for_model(family, **made.config)
     model = AutoModelForImageTextToText.from_config(config).float()
     for name, values in model.named_parameters():
@@ -75,8 +72,8 @@ def make(family: str, folder: Path) -> Path:
     return folder
 
 
-def family(name: str) -> Callable[[Callable[[], Checkpoint]], Callable[[], Checkpoint]]:
-    def register(function: Callable[[], Checkpoint]) -> Callable[[], Checkpoint]:
+def family(name: str) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
+    def register(function: Callable[[], Any]) -> Callable[[], Any]:
         FAMILIES[name] = function
         return function
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.models import more_families, vila_family  # noqa: F401 - fill both tables, too
+from tests.models import (  # noqa: F401 - fill FAMILIES, too
+    more_families,
+    qwen_vl_checkpoint,
+    vila_family,
+)
 from tests.models.checkpoints import (
     FAMILIES,
     LAYERS,
     SMALL,
-    WRITERS,
     Checkpoint,
     family,
     ids,
@@ -20,7 +23,7 @@ from tests.models.checkpoints import (
     vision,
 )
 
-__all__ = ["FAMILIES", "WRITERS", "make"]
+__all__ = ["FAMILIES", "make"]
 
 # --- Idefics -----------------------------------------------------------------------------------
 

@@ -42,7 +42,7 @@ def records(folder, name: str, count: int, **more: str):
     return path
 
 
-@pytest.mark.parametrize("family", ["idefics2", "llava", "qwen2_5_vl", "smolvlm", *GIVEN])
+@pytest.mark.parametrize("family", ["idefics2", "llava", "qwen", "qwen2_5_vl", "smolvlm", *GIVEN])
 def test_a_vector_is_built_asked_and_measured(family, run, tmp_path):
     model = GIVEN.get(family) or make(family, tmp_path / family)
     private, public = records(tmp_path, "private", 12), records(tmp_path, "public", 8)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from tests.models.checkpoints import SMALL, WRITERS, pil, special_tokens, text, vision
+from tests.models.checkpoints import FAMILIES, SMALL, pil, special_tokens, text, vision
 from transformers import AutoConfig, LlamaForCausalLM, SiglipVisionModel
 
 from dpmtv.models.vila.modeling import VilaProjector, VilaProjectorConfig
@@ -43,4 +43,4 @@ def write(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(TOP), "utf-8")
 
 
-WRITERS["llava_llama"] = write
+FAMILIES["llava_llama"] = lambda: write

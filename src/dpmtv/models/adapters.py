@@ -99,7 +99,7 @@ class VisionLanguageModel:
         self._weights_dtype = next(p.dtype for p in weights if p.is_floating_point())
         names = inspect.signature(model.forward).parameters
         self._cache_argument = "cache" if "cache" in names else "past_key_values"
-        # Qwen-VL and its kin count positions in three axes and keep an offset on a module.
+        # Qwen2-VL and its kin count positions in three axes and keep an offset on a module.
         self._offsets = [m for m in model.modules() if hasattr(m, "rope_deltas")]
         self._takes_positions = "position_ids" in names and not self._offsets
 
@@ -227,7 +227,8 @@ class VisionLanguageModel:
         elif self._takes_positions and seen is not None and not bool(seen.all()):
             options["position_ids"] = (seen.long().cumsum(-1) - 1).clamp(min=0)
         out = self.model(**inputs, **options)
-        return out.logits, getattr(out, self._cache_argument, None)
+        kept = out.cache if hasattr(out, "cache") else getattr(out, "past_key_values", None)
+        return out.logits, kept
 
     @property
     def position_offsets(self) -> list[Tensor | None]:

@@ -37,6 +37,7 @@ FAMILIES = (
     Family("llava_next", "LLaVA-NeXT (1.6)"),
     Family("llava_onevision", "LLaVA-OneVision"),
     Family("llava_llama", "VILA-1.5 (Llama 3)", note="its own layout, read by classes of dpmtv"),
+    Family("qwen", "Qwen-VL, Qwen-VL-Chat (2023)", note="by classes of this package"),
     Family("qwen2_vl", "Qwen2-VL", note=_THREE_AXES),
     Family("qwen2_5_vl", "Qwen2.5-VL", note=_THREE_AXES),
     Family("qwen3_vl", "Qwen3-VL", note=_THREE_AXES),

@@ -7,23 +7,34 @@ import json
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from pickle import UnpicklingError
+from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError
 
 from dpmtv.errors import ModelError
 from dpmtv.models.processors import load_processor
 from dpmtv.models.projections import refuse_encoder_decoder
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 EMBEDDED = Path(__file__).resolve().parent.parent / "embedded" / "model"
 
 # Model types that transformers lacks → the package whose `load` reads their folders, and whose
-# `FILES` says what belongs to them on the hub.
-NATIVE = {"llava_llama": "dpmtv.models.vila"}
+# `FILES` says what belongs to them on the hub, beside weights in the folder itself.
+NATIVE = {"llava_llama": "dpmtv.models.vila", "qwen": "dpmtv.models.qwen_vl"}
 
 _ONE_PICTURE = {"git", "instructblip"}
+_UNLOADABLE = (
+    *(OSError, ValueError, KeyError, ImportError, AttributeError, TypeError),
+    *(UnpicklingError, SafetensorError),
+)
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
-_IDENTITY_FILES = {".safetensors", ".bin", ".json", ".jinja", ".model", ".txt", ".py"}
+_IDENTITY_FILES = {
+    *(".safetensors", ".bin", ".json", ".jinja", ".model", ".tiktoken", ".txt", ".py"),
+}
 
 
 def load_parts(
@@ -82,16 +93,37 @@ def load_parts(
                 source, **where, **options
             )
         model.config._commit_hash = commit
-    except (OSError, ValueError, KeyError, ImportError, AttributeError, TypeError) as error:
+    except _UNLOADABLE as error:
         kind = "folder" if local else "hub id or folder"
         raise ModelError(f"cannot load {kind} {name}: {_reason(error)}") from error
-    if "device_map" not in options:
-        halves = (torch.float16, torch.bfloat16)
-        half = any(p.dtype in halves for p in model.parameters())
-        if dtype == "auto" and place == "cpu" and half:
-            model = model.to(torch.float32)
-        model = model.to(place)
-    return model, processor, target if local else None
+    return _placed(model, dtype, options, place), processor, target if local else None
+
+
+def _placed(model: Any, dtype: str, options: dict[str, Any], place: str) -> Any:
+    """The model on its device, in a number type that the device computes well."""
+    if "device_map" in options:
+        return model
+    halves = (torch.float16, torch.bfloat16)
+    half = any(p.dtype in halves for p in model.parameters())
+    if dtype == "auto" and place == "cpu" and half:
+        model = model.to(torch.float32)
+    return model.to(place)
+
+
+def _downloaded(name: str, revision: str | None, files: Sequence[str]) -> Path:
+    """A hub checkpoint's folder: ``files``, and weights as safetensors, else as .bin.
+
+    All of one commit, which is the folder's name. With HF_HUB_OFFLINE only what is there already.
+    """
+    from huggingface_hub import snapshot_download
+
+    folder = Path(snapshot_download(name, revision=revision, allow_patterns=list(files)))
+    for kind in ("model*.safetensors", "pytorch_model*.bin"):
+        patterns = [kind, f"{kind}.index.json".replace("*", "", 1)]
+        snapshot_download(name, revision=folder.name, allow_patterns=patterns)
+        if any(folder.glob(kind)):
+            break
+    return folder
 
 
 def _of_config_file(source: str, revision: str | None) -> tuple[str, str | None]:
@@ -101,13 +133,6 @@ def _of_config_file(source: str, revision: str | None) -> tuple[str, str | None]
     path = Path(str(cached_file(source, "config.json", revision=revision)))
     known: Any = json.loads(path.read_text("utf-8"))
     return str(known.get("model_type")), None if Path(source).is_dir() else path.parent.name
-
-
-def _downloaded(source: str, revision: str | None, files: list[str]) -> Path:
-    """The folder of a hub repository's files at one commit, from the cache where it has them."""
-    from huggingface_hub import snapshot_download
-
-    return Path(snapshot_download(source, revision=revision, allow_patterns=files))
 
 
 def hash_files(folder: Path) -> str:
@@ -160,4 +185,6 @@ def _reason(error: Exception) -> str:
             "it brings Python code of its own. If you have read it and trust it: "
             "trust_remote_code=True (command line: --model-option trust_remote_code=true)"
         )
+    if "weights_only" in text:
+        return "a .bin file holds more than tensors, which could run code when it is read"
     return first
