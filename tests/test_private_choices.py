@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from scipy.stats import chi2
 from dpmtv import pipeline, private_choices
 from dpmtv.artifact import TaskVector
 from dpmtv.data.demonstrations import BadRow, read_demonstrations
-from dpmtv.errors import InternalError, ModelError, PrivacyParameterError
+from dpmtv.errors import ArtifactError, InternalError, ModelError, PrivacyParameterError
 from dpmtv.pipeline import build_task_vector
 from dpmtv.privacy import accounting, certificate, choice, ledger, mechanisms
 from dpmtv.private_choices import (
@@ -142,7 +143,8 @@ def test_the_noise_does_not_depend_on_what_is_chosen(model, records):
         event = privacy.events[0]
         ratios.add(round(event.sigma / event.delta2, 9))
         scales.add(event.scale)
-        released.add(event.d)
+        assert event.d == model.layout.size
+        released.add(privacy.block_sizes)
     assert len(ratios) == len(scales) == 1
     assert len(released) > 1, "the picks were to differ"
 
@@ -279,6 +281,29 @@ def test_a_model_that_cannot_vote_spends_nothing(model, records, tmp_path, monke
     with pytest.raises(ModelError, match="cannot vote"):
         build(model, records, ledger=tmp_path / "book")
     assert not (tmp_path / "book").exists()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"selection": "all", "clip": 1.0},
+        {"selection": "private", "clip": 1.0},
+        {"selection": "all", "clip": "private", "clip_epsilon": 4.0},
+    ],
+)
+def test_public_records_may_give_the_queries_alone(model, records, data, options):
+    public = read_demonstrations(data / "public.jsonl")[:20]
+    vector = build(model, records[:24], public=public, epsilon=8.0, choice=0.0, **options)
+    assert vector.certificate.selection.source_sha256 is not None
+    certificate.verify(vector.certificate, vector.certificate.tensor_sha256)
+
+
+def test_what_no_certificate_can_say_is_refused_before_paying(model, records, tmp_path):
+    rows = [replace(r, unit=str(i)) for i, r in enumerate(records[:24])]
+    with pytest.raises(ArtifactError, match=r"privacy\.unit"):
+        build(model, rows, unit="x" * 90, ledger=tmp_path / "book")
+    states = [entry.state for entry in ledger.history(tmp_path / "book").entries]
+    assert states in ([], ["cancelled"])
 
 
 def test_a_release_that_costs_more_than_was_booked_is_not_drawn(

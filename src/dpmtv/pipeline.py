@@ -23,7 +23,7 @@ from dpmtv.data.work import open_work, records_sha256, write_report
 from dpmtv.errors import InternalError, LedgerError, PrivacyParameterError
 from dpmtv.geometry import ReleaseGeometry
 from dpmtv.models.choosing import choose_decoded
-from dpmtv.models.extraction import preflight
+from dpmtv.models.extraction import preflight, private_pass
 from dpmtv.models.synthetic import public_records
 from dpmtv.options import (
     NONE,
@@ -292,7 +292,7 @@ def build_task_vector(
             decides = [
                 [records_sha256(data), str(relation), unit, per_unit, chunks, shots],
                 [_hash_records(queries), str(model.identity)],
-                [inference.prompt_template_sha256, inference.dtype],
+                [inference.prompt_template_sha256, inference.dtype, patch],
                 [geometry.sha256 if geometry else plan.selection, voting, model.instruction],
             ]
             kept = stack.enter_context(open_work(Path(work), decides))
@@ -301,16 +301,19 @@ def build_task_vector(
         if report is not None:  # a file that cannot be written must not cost the budget
             write_report(Path(report), data, members, null)
 
+        def coordinates_of(rows: Sequence[Demonstration | BadRow]) -> np.ndarray | None:
+            found = chunk_values(model, rows, queries)
+            return None if found is None or geometry is None else geometry.to_release(found)
+
         def each_chunk() -> Iterator[np.ndarray | None]:
             """Of each chunk its coordinates, or where it votes activations and votes."""
             for place, rows in enumerate(members):
                 done, values = kept.load(place) if kept else (False, None)
                 if not done:
-                    if geometry is None:
-                        values = votes.of(rows, place) if votes else None
+                    if votes:
+                        values = votes.of(rows, place)
                     else:
-                        found = chunk_values(model, rows, queries)
-                        values = None if found is None else geometry.to_release(found)
+                        values = private_pass(model, partial(coordinates_of, rows))
                     if kept:
                         kept.store(place, values)
                 if values is None or not np.isfinite(values).all():  # the clip makes it zero
@@ -329,27 +332,35 @@ def build_task_vector(
             paid = book.reserve(mechanism.events, relation=relation, unit=unit, part=part)
             stack.enter_context(paid)
         charge = paid.charge if paid else None
+
+        def stated(mechanism: GaussianMean, geometry: ReleaseGeometry) -> certificates.Privacy:
+            return certificates.privacy_of(
+                mechanism,
+                voting_chunks=voting,
+                unit=unit,
+                per_unit=per_unit,
+                population=population,
+                ledger=book_id,
+                shots=shots,
+                query=query,
+                queries_sha256=_hash_records(queries) if queries else None,
+                clip_source=clip_source(clip, public),
+                released_heads=[np.flatnonzero(p).tolist() for p in layout.split(geometry.heads)],
+                geometry_sha256=geometry.sha256,
+            )
+
         booked = mechanism.event
         coordinates: Iterable[np.ndarray | None] = each_chunk()
+        whole = ReleaseGeometry(layout, every_head, wanted.clip_norms)
+        # Refuses what no certificate can say, before anything is paid.
+        privacy = stated(mechanism, geometry or whole)
+        chosen_by = certificates.Selection(selection, _hash_records(known) if known else None)
         if votes:
             heads, geometry, coordinates = votes.choose(coordinates, heads, geometry_of, charge)
             mechanism = calibrated(geometry, largest=layout.size)
+            privacy = stated(mechanism, geometry)
         assert geometry is not None
-        privacy = certificates.privacy_of(  # refuses what no certificate can say, before paying
-            mechanism,
-            voting_chunks=voting,
-            unit=unit,
-            per_unit=per_unit,
-            population=population,
-            ledger=book_id,
-            shots=shots,
-            query=query,
-            queries_sha256=_hash_records(queries) if queries else None,
-            clip_source=clip_source(clip, public),
-            released_heads=[np.flatnonzero(p).tolist() for p in layout.split(geometry.heads)],
-            geometry_sha256=geometry.sha256,
-        )
-        release = mechanism.release(coordinates, partial(_pay, charge, booked) if charge else None)
+        release = mechanism.release(coordinates, partial(_pay, charge, booked))
         # The vector is paid for: what cannot be done or written now must not lose it.
         values = geometry.from_release(release.value)
         if decoding:
@@ -385,14 +396,13 @@ def build_task_vector(
     if selection == "released":
         seen = [PublicTask(values, t.activations, t.scoring) for t in tasks]
         heads = select_heads(model, seen, patch, search_steps, progress).heads
-    source = _hash_records(known) if known else None
     certificate = certificates.Certificate(
         product_version=version("dpmtv"),
         created=datetime.now(UTC).date(),
         model=model.identity,
         tensor_sha256=hashlib.sha256(tensor_bytes(values, heads)).hexdigest(),
         privacy=privacy,
-        selection=certificates.Selection(selection, source),
+        selection=chosen_by,
         inference=inference,
     )
     return TaskVector(values, heads, certificate)
@@ -458,12 +468,14 @@ def calibrate_for(
 
 
 def _pay(
-    charge: Callable[[SingleEvent], None], booked: GaussianEvent, event: GaussianEvent
+    charge: Callable[[SingleEvent], None] | None, booked: GaussianEvent, event: GaussianEvent
 ) -> None:
     """Charge what was booked before private choices decided the clip norm and the heads."""
-    if gdp_mu(event) > gdp_mu(booked) * (1 + 1e-12) or event.scale != booked.scale:
+    dearer = gdp_mu(event) > gdp_mu(booked) * (1 + 1e-12) or event.d > booked.d
+    if dearer or event.scale != booked.scale:
         raise InternalError("the release costs more than what was booked for it")
-    charge(booked)
+    if charge is not None:
+        charge(booked)
 
 
 def _hash_records(records: Sequence[Demonstration | Query]) -> str:

@@ -30,7 +30,7 @@ from dpmtv.privacy.quantile import (
     require_enough_for_steps,
     spread_edges,
 )
-from dpmtv.public_tasks import chunk_values, public_values
+from dpmtv.public_tasks import CLIP_FACTOR, chunk_values, public_values
 from dpmtv.types import BoundedRangeEvent, Demonstration, HeadLayout, Prompt, Query
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ SELECTION_SHARE, CLIP_SHARE = 0.1, 0.1  # of ε
 # × the median norm of made-up chunks, or of private ones: so short that only directions count,
 # whatever that norm is worth; and × what is released, for a length of three quarters of it. Chosen
 # on the unsealed tests of five tasks of the choice.
-CLIP_FACTOR, GAIN = 0.3, 2.5
+MADE_UP_CLIP_FACTOR, GAIN = 0.3, 2.5
 NEUTRAL_QUESTION = "What is the answer?"
 _QUERIES, _WORDS = 4, 8
 _EDGES = 3  # factors of two to each side of the public norm
@@ -168,7 +168,7 @@ def made_up_geometry(
     values, bare = public_values(model, chunks, queries), bare_values(model, queries)
     gains = np.full(model.layout.n_heads, GAIN)
     return lambda heads: geometry_from_public(
-        model.layout, heads, values, CLIP_FACTOR, centre=bare, gains=gains
+        model.layout, heads, values, MADE_UP_CLIP_FACTOR, centre=bare, gains=gains
     )
 
 
@@ -253,6 +253,7 @@ def choose_heads(
 def choose_clip(
     norms: Float[np.ndarray, " chunks"],
     geometry: ReleaseGeometry,
+    factor: float,
     plan: ChoicePlan,
     charge: Callable[[SingleEvent], None] | None = None,
 ) -> ReleaseGeometry:
@@ -264,17 +265,18 @@ def choose_clip(
     Args:
         norms: of the chunks' released coordinates; NaN for a null chunk.
         geometry: with a clip norm that the private one is found from.
+        factor: the share of the median that it is, and is to be.
         plan: with a private clip norm.
         charge: books each event; raises to refuse.
     """
-    start = geometry.clip_norms[0] / CLIP_FACTOR
+    start = geometry.clip_norms[0] / factor
     if plan.clip == "private":
         edges = np.array(spread_edges(start, _EDGES))
         norm = noisy_quantile(norms, edges, range_=plan.clip_range, charge=charge)
     else:
         event = quantile_step_event(range_mu(plan.clip_range))
         norm = noisy_quantile_steps(norms, start, event, charge=charge)
-    return replace(geometry, clip_norms=(CLIP_FACTOR * norm,))
+    return replace(geometry, clip_norms=(factor * norm,))
 
 
 @dataclass(frozen=True)
@@ -372,7 +374,9 @@ class PrivateVotes:
         if self.plan.clip is not None:
             coordinates = (None if v is None else geometry.to_release(v[:size]) for v in voters)
             norms = [np.nan if c is None else np.linalg.norm(c) for c in coordinates]
-            geometry = choose_clip(np.array(norms), geometry, self.plan, charge)
+            # Made-up geometries have gains, those of public records without weights have none.
+            factor = CLIP_FACTOR if geometry.gains is None else MADE_UP_CLIP_FACTOR
+            geometry = choose_clip(np.array(norms), geometry, factor, self.plan, charge)
         released = (None if v is None else geometry.to_release(v[:size]) for v in makers)
         return heads, geometry, released
 

@@ -200,7 +200,6 @@ BAD_VALUES = [
     ("privacy.events.0.sigma", 0.0),
     ("privacy.events.0", "gaussian"),
     ("selection.mode", "private"),
-    ("selection.mode", "all"),
     ("selection.source_sha256", "train.jsonl"),
     ("inference.patch", "never"),
     ("inference.alpha", 0.0),

@@ -263,9 +263,12 @@ class Certificate:
         _matches(self.product_version, "product_version", _VERSION)
         _matches(self.tensor_sha256, "tensor_sha256", _SHA256)
         mode, clip = self.selection.mode, self.privacy.clip_source
+        # Public records may have given the queries alone, which are named elsewhere.
         public = mode in ("public", "released") or clip == "public"
         sourced = self.selection.source_sha256 is not None
-        require(public == sourced, "selection.source_sha256", "must name the public records used")
+        require(
+            sourced or not public, "selection.source_sha256", "must name the public records used"
+        )
         own, votes = self.privacy.groups
         voted = not votes or mode.startswith("private")
         require(voted, "privacy.voting_chunks", "goes with a private selection")
@@ -392,16 +395,19 @@ def verify(certificate: Certificate, tensor_sha256: str) -> list[str]:
         "selection.mode",
         "says that every head was released, but the list of heads is shorter",
     )
+    # Where heads or clip norm were chosen, noise and slack are those of all heads (Theorem 20).
+    chosen = f"{certificate.selection.mode} {privacy.clip_source}"
+    whole = sum(h * d for h, d in zip(model.heads, model.head_dims, strict=True))
     return [
         "The tensor file has the hash on the certificate. A hash beside the tensor shows "
         "accidents, not tampering.",
         f"The released heads hold {size} coordinates, "
         + ("clipped together." if together else "each of their layers clipped alone."),
-        *_verify_noise(privacy),
+        *_verify_noise(privacy, whole if "private" in chosen else 0),
     ]
 
 
-def _verify_noise(privacy: Privacy) -> list[str]:
+def _verify_noise(privacy: Privacy, largest: int) -> list[str]:
     delta, mu, grid, scale = privacy.delta, privacy.mu, privacy.grid, privacy.scale
     if delta is None or mu is None or grid is None or scale is None:
         return ["No noise and no event: this vector is NOT PRIVATE (ε = inf)."]
@@ -419,6 +425,7 @@ def _verify_noise(privacy: Privacy) -> list[str]:
             scale=scale,
             beside=own[1:],
             apart=votes,
+            largest=largest,
         )
     except (PrivacyParameterError, OverflowError) as error:
         raise ArtifactError(f"certificate: privacy: {error}") from error
@@ -435,10 +442,8 @@ def _verify_noise(privacy: Privacy) -> list[str]:
     close = privacy.slack is not None and math.isclose(privacy.slack, slack, rel_tol=1e-12)
     require(close, "privacy.slack", "is not what the sampler needs")
     epsilon = accounting.epsilon_of(mechanism.events, delta)
-    # Where a choice decided how many coordinates there are, the noise has room for the most.
-    most = accounting.epsilon_of(mechanism.events, 0.999 * delta) if others else epsilon
     require(
-        privacy.epsilon <= most * (1 + _EPSILON_TOLERANCE),
+        privacy.epsilon <= epsilon * (1 + _EPSILON_TOLERANCE),
         "privacy.epsilon",
         "does not belong to this event and this delta",
     )

@@ -47,6 +47,8 @@ class GaussianMean:
         beside: picks, and counts with noise, from the same records that the promised ε and δ cover
             as well. They and σ/Δ₂ of this release are fixed before the first of them is made.
         apart: the same from other chunks than these m, which share no unit with them.
+        largest: the most coordinates that the release might have had, where a pick decides which:
+            its event is of so many.
 
     Raises:
         PrivacyParameterError: parameters that cannot be used or do not keep the promise.
@@ -62,6 +64,7 @@ class GaussianMean:
     scale: int
     beside: tuple[SingleEvent, ...] = ()
     apart: tuple[SingleEvent, ...] = ()
+    largest: int = 0
 
     def __post_init__(self) -> None:
         if len(self.clip_norms) != len(self.block_sizes) or any(d < 1 for d in self.block_sizes):
@@ -91,7 +94,7 @@ class GaussianMean:
             delta2=l2_sensitivity(self.relation, self.clip_norms, self.chunks),
             sigma=self.scale * self.grid / self.chunks,
             scale=self.scale,
-            d=sum(self.block_sizes),
+            d=max(sum(self.block_sizes), self.largest),
         )
 
     @property
@@ -186,6 +189,7 @@ def calibrate(
         scale=scale,
         beside=tuple(beside),
         apart=tuple(apart),
+        largest=int(largest),
     )
 
 
