@@ -35,8 +35,9 @@ results-full: $(VENV)/installed
 kills: $(VENV)/installed
 	DPMTV_KILLS=100 $(BIN)/pytest tests/test_kill.py tests/privacy/test_ledger.py -k kill
 
+# The table of docs/speed.md: speed and memory, about a quarter of an hour on a quiet core.
 bench: $(VENV)/installed
-	$(BIN)/python benchmarks/mask_loss.py --json docs/speed.json
+	$(BIN)/python benchmarks/speed.py --json docs/speed.json
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

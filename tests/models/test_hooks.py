@@ -76,6 +76,24 @@ def test_only_the_masked_coordinates_are_replaced(random_model, prompt):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_prompts_and_decoding_steps_are_patched_alike_and_never_in_place(kind):
+    through = torch.nn.Identity()
+    values = torch.tensor([[1 / 3, 2 / 3, 1.0]], dtype=torch.float64)
+    mask = torch.tensor([[True, False, True]])
+    with patch_heads([through], [values], [mask], last_token(every_step=True)):
+        for tokens in (4, 1, 1):
+            x = torch.randn(2, tokens, 3).to(kind)
+            before = x.clone()
+            got = through(x)
+            assert torch.equal(x, before)
+            assert torch.equal(got[:, :-1], before[:, :-1])
+            want = torch.where(mask, values.to(kind), before[:, -1])
+            assert torch.equal(got[:, -1], want)
+            assert got.dtype == kind
+
+
+@torch.no_grad()
 def test_alpha_mixes(random_model, prompt):
     model = random_model
     own = model.last_token_heads(prompt)

@@ -74,6 +74,7 @@ def patch_heads(
         How often each layer's hook has fired, so that a hook that never does can be noticed.
     """
     fired = [0] * len(projections)
+    held = list(zip(values, masks, strict=True))
 
     def patcher(layer: int) -> Callable[[nn.Module, tuple[Tensor, ...]], tuple[Tensor, ...] | None]:
         def hook(_module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
@@ -83,10 +84,15 @@ def patch_heads(
             old = x[:, where]
             if old.shape[1] == 0:
                 return None
-            new = values[layer].to(x)[:, None]
+            value, mask = held[layer]
+            held[layer] = value, mask = value.to(x), mask.to(x.device)  # moved in the first pass
+            new = value[:, None]
             mixed = new if alpha == 1 else alpha * new + (1 - alpha) * old
+            mixed = torch.where(mask[:, None], mixed, old)
+            if mixed.shape == x.shape:  # a decoding step: no token stays as it was
+                return (mixed, *args[1:])
             result = x.clone()
-            result[:, where] = torch.where(masks[layer].to(x.device)[:, None], mixed, old)
+            result[:, where] = mixed
             return (result, *args[1:])
 
         return hook
