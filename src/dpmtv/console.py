@@ -27,7 +27,13 @@ def print_json(value: Any) -> None:
 
 
 def print_rows(rows: Sequence[dict[str, Any]]) -> None:
-    """Methods as rows, tasks (means of groups, if many) as columns; red where not private."""
+    """A table for each metric; red where not private."""
+    for metric in dict.fromkeys(row["metric"] for row in rows):
+        _print_metric([row for row in rows if row["metric"] == metric])
+
+
+def _print_metric(rows: Sequence[dict[str, Any]]) -> None:
+    """Methods as rows, tasks (means of groups, if many) as columns."""
     from rich.console import Console
     from rich.table import Table
 
@@ -35,7 +41,7 @@ def print_rows(rows: Sequence[dict[str, Any]]) -> None:
     tasks = [p for p in places if not p.startswith("mean of ")]
     if len(tasks) > _MOST_COLUMNS:
         tasks = [p for p in places if p not in tasks]
-    columns = [*tasks, "mean"] if len(tasks) != 1 else tasks
+    columns = [*tasks, "mean"] if len(tasks) != 1 and rows[-1]["task"] == "mean" else tasks
     sizes = {r["m"] for r in rows if r["m"] is not None}
     table = Table(box=None, header_style="bold")
     for heading in ("method", "released", "privacy", *["m"] * (len(sizes) > 1)):
@@ -55,7 +61,7 @@ def print_rows(rows: Sequence[dict[str, Any]]) -> None:
         )
         groups.setdefault(key, {})[row["task"]] = row
     for (method, geometry, relation, epsilon, private, m), cells in groups.items():
-        last = cells[columns[-1]]
+        last = cells.get(columns[-1], {"gain": None})
         table.add_row(
             method,
             (geometry or "").split(",")[0],

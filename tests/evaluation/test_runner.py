@@ -135,7 +135,7 @@ def test_evaluate_vector_compares_with_zero_shot(model, benchmark):
         shots=2,
         search_steps=30,
     )
-    zero, patched = evaluate_vector(model, vector, task.test[:20], command="c")
+    zero, patched = evaluate_vector(model, vector, replace(task, test=task.test[:20]), command="c")
     assert (zero["method"], patched["method"]) == ("zero-shot", "dp-mtv")
     assert (patched["epsilon"], patched["delta"], patched["private"]) == (8.0, 1e-3, True)
     assert set(KEYS) == set(zero) == set(patched)

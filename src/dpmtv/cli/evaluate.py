@@ -34,6 +34,7 @@ from dpmtv.console import print_json, print_rows, progress_bars
 from dpmtv.errors import DataError, UserError
 
 if TYPE_CHECKING:
+    from dpmtv.evaluation.benchmark import BenchmarkTask
     from dpmtv.types import Demonstration
 
 
@@ -41,14 +42,22 @@ if TYPE_CHECKING:
 def evaluate(
     target: Annotated[str, typer.Argument(help="A task vector folder, or a model.")],
     benchmark: Annotated[
-        list[str], typer.Option(help="Test files for a vector; benchmark folder for a model.")
+        list[str],
+        typer.Option(
+            help="Test files for a vector; benchmark folder for a model; or NAME=FOLDER of public "
+            "data sets as their owners publish them: vizwiz, vqa-rad, path-vqa, ok-vqa, textvqa, "
+            "flowers102, cub-200, dtd."
+        ),
     ] = ["embedded"],  # noqa: B006 - typer copies it
     model: Model = None,
     model_option: ModelOption = [],  # noqa: B006
     tasks: Annotated[str, typer.Option(help="Tasks of the benchmark, by comma.")] = "",
     public: Annotated[
         str,
-        typer.Option(help='"synthetic" records, or tasks of public.jsonl by comma; default: all.'),
+        typer.Option(
+            help='"synthetic" records, or tasks of public.jsonl (of NAME=FOLDER: names) by comma; '
+            "default: all."
+        ),
     ] = "",
     methods: Annotated[
         str,
@@ -79,6 +88,9 @@ def evaluate(
         bool, typer.Option("--sealed", help="Test on sealed.jsonl: for figures to be published.")
     ] = False,
     search_steps: Annotated[int, typer.Option(min=1, help="Steps of each head search.")] = 200,
+    one_a_picture: Annotated[
+        bool, typer.Option("--one-a-picture", help="Of NAME=FOLDER: one private question each.")
+    ] = False,
     max_new_tokens: Longest = None,
     format: Format = None,
     answers: Answers = "majority",
@@ -90,10 +102,21 @@ def evaluate(
     split: Split = None,
     json_: Json = False,
 ) -> None:
-    """Accuracy of a vector on a test file, or of every method on a public benchmark folder.
+    """Accuracy of a vector on a test file, or of every method on a public benchmark.
 
     Every file of a benchmark folder counts as public, also those that play the private role.
     """
+    from dpmtv.evaluation.benchmark import BenchmarkTask, load_benchmark, load_official
+    from dpmtv.evaluation.benchmark import official_name as official
+
+    named = [found for text in benchmark if (found := official(text))]
+    if named and (len(named) < len(benchmark) or sealed or tasks):
+        raise UserError(
+            "--benchmark NAME=FOLDER goes with others of its kind alone, and without "
+            "--sealed and --tasks"
+        )
+    if one_a_picture and not named:
+        raise UserError("--one-a-picture means nothing without --benchmark NAME=FOLDER")
     if (Path(target) / "certificate.json").is_file():
         how = reading(
             answers=answers,
@@ -104,12 +127,15 @@ def evaluate(
             columns=column,
             split=split,
         )
-        test = _test_records(benchmark, format=format, **how)
+        if named:
+            tested = list(load_official(named).tasks)
+        else:
+            test = _test_records(benchmark, format=format, **how)
+            tested = [BenchmarkTask("test file", [], test, [])]
         rows = _evaluate_vector(
-            Path(target), test, model, max_new_tokens, model_options(model_option)
+            Path(target), tested, model, max_new_tokens, model_options(model_option)
         )
     else:
-        from dpmtv.evaluation.benchmark import load_benchmark
         from dpmtv.evaluation.runner import evaluate_benchmark
         from dpmtv.evaluation.settings import GEOMETRIES, METHODS, Settings
 
@@ -128,14 +154,15 @@ def evaluate(
             patch=patch,  # type: ignore[arg-type]
             search_steps=search_steps,
         )
-        if len(benchmark) > 1:
+        known: Any = [t for t in public.split(",") if t]
+        known = "synthetic" if public == "synthetic" else known
+        if named:
+            loaded = load_official(named, public=known, one_a_picture=one_a_picture, n_test=n_test)
+        elif len(benchmark) > 1:
             raise UserError("one benchmark folder at a time")
-        loaded = load_benchmark(
-            benchmark[0],
-            [t for t in tasks.split(",") if t],
-            sealed=sealed,
-            public="synthetic" if public == "synthetic" else [t for t in public.split(",") if t],
-        )
+        else:
+            wanted = [t for t in tasks.split(",") if t]
+            loaded = load_benchmark(benchmark[0], wanted, sealed=sealed, public=known)
         with progress_bars() as progress:
             rows, _ = evaluate_benchmark(
                 load(target, **model_options(model_option)),
@@ -166,7 +193,7 @@ def _test_records(files: Sequence[str], **how: Any) -> list[Demonstration]:
 
 def _evaluate_vector(
     folder: Path,
-    records: Sequence[Demonstration],
+    tested: Sequence[BenchmarkTask],
     model: str | None,
     most: int | None,
     how: dict[str, Any],
@@ -176,7 +203,7 @@ def _evaluate_vector(
 
     vector = TaskVector.from_pretrained(folder)
     loaded = model_of(vector, model, most, how)
-    return evaluate_vector(loaded, vector, records, command=as_typed())
+    return [r for t in tested for r in evaluate_vector(loaded, vector, t, command=as_typed())]
 
 
 def _listed(option: str, text: str, allowed: Sequence[str]) -> tuple[str, ...]:

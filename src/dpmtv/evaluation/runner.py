@@ -16,7 +16,7 @@ import numpy as np
 from dpmtv.data.demonstrations import require_good
 from dpmtv.data.partition import partition
 from dpmtv.errors import DataError
-from dpmtv.evaluation.metrics import exact_match
+from dpmtv.evaluation.official_metrics import outcomes
 from dpmtv.evaluation.private_only import PrivateOnly
 from dpmtv.evaluation.rivals import Rivals, with_words
 from dpmtv.evaluation.rows import result_rows
@@ -74,9 +74,9 @@ class Study:
     records: list[Demonstration]  # the public ones
     public: dict[QueryMode, list[PublicTask]]  # by the query that private chunks have
     heads: dict[QueryMode, np.ndarray]
-    scores: dict[Setting, dict[str, list[tuple[float, float]]]] = field(
+    scores: dict[Setting, dict[str, list[tuple[np.ndarray, float]]]] = field(
         default_factory=lambda: defaultdict(lambda: defaultdict(list))
-    )  # exact match, and share of answers that are one of the task's wanted ones
+    )  # scores [metrics, questions], and share of answers that are one of the task's wanted ones
     words: dict[str, list[str]] = field(default_factory=dict)  # the wanted answers of each task
     pools: dict[tuple[str, QueryMode, int], np.ndarray] = field(default_factory=dict)
     geometries: dict[tuple[str, float | None], ReleaseGeometry] = field(default_factory=dict)
@@ -229,13 +229,13 @@ class _Measure:
     def __init__(self, study: Study, task: BenchmarkTask):
         self.study, self.task = study, task
         self.test = task.test[: study.settings.n_test]
-        self.wanted = [r.accepted or r.answer for r in self.test]
         self.words = sorted({" ".join(r.answer.split()) for r in task.test})
         study.words[task.name] = self.words
         model = study.model
-        # Two tokens more than any wanted answer: whatever goes on longer is wrong already.
+        # Two tokens more than any wanted answer: whatever goes on longer is wrong already, except
+        # where an official metric reads it.
         lengths = (len(model.answer_ids(Prompt((), r.query), r.answer)) for r in self.test)
-        self.most = 2 + max(lengths)
+        self.most = max(task.tokens, 2 + max(lengths))
         self.queries = model.prepare([r.query for r in self.test])
         self.other = _disjoint_task(task, study.benchmark)
         self.asked: dict[str, MaskLoss] = {}  # private records of a task, zero-shot
@@ -251,9 +251,10 @@ class _Measure:
         )
 
     def _note(self, setting: Setting, answers: Sequence[str]) -> None:
-        score = exact_match(answers, self.wanted)
+        task = self.task
+        score = outcomes(task.metrics, answers, self.test, task.seen[: len(self.test)])
         known = float(np.mean([" ".join(a.split()) in self.words for a in answers]))
-        self.study.scores[setting][self.task.name].append((score, known))
+        self.study.scores[setting][task.name].append((score, known))
 
     def _patched(self, setting: Setting, vector: np.ndarray, heads: np.ndarray) -> None:
         with self.study.model.patched(vector, heads, self.study.settings.patch):
