@@ -135,7 +135,8 @@ class GaussianEvent:
         delta2: L2 sensitivity of the released mean; the neighbour relation is inside it.
         sigma: standard deviation of the noise on each coordinate of the mean.
         scale: the same standard deviation in units of the integer grid of the sum.
-        d: number of released coordinates.
+        d: number of released coordinates; the most there might have been, where a private choice
+            decides it.
     """
 
     delta2: float
