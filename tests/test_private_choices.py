@@ -277,7 +277,7 @@ def test_an_interrupted_build_goes_on_before_the_choices(model, records, tmp_pat
 
 
 def test_a_model_that_cannot_vote_spends_nothing(model, records, tmp_path, monkeypatch):
-    monkeypatch.setattr(private_choices, "answered_right", lambda *_: 1 / 0)
+    monkeypatch.setattr(private_choices, "first_right", lambda *_: 1 / 0)
     with pytest.raises(ModelError, match="cannot vote"):
         build(model, records, ledger=tmp_path / "book")
     assert not (tmp_path / "book").exists()

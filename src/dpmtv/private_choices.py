@@ -16,8 +16,8 @@ from PIL import Image
 
 from dpmtv.errors import ModelError, PrivacyParameterError
 from dpmtv.geometry import ReleaseGeometry, geometry_from_public
+from dpmtv.models.choosing import first_right
 from dpmtv.models.extraction import private_pass, public_activations
-from dpmtv.models.mask_loss import answered_right
 from dpmtv.models.synthetic import answer_words
 from dpmtv.privacy.bounded_range import range_mu
 from dpmtv.privacy.choice import clipped_scores, exponential_mechanism, noisy_top_k
@@ -187,10 +187,7 @@ def votes_of(
     What does not carry the answer from a demonstration to a question carries no task either.
     Only the chunk itself is looked at, so no mean of raw activations is patched.
     """
-    record = next(row for row in rows if isinstance(row, Demonstration))
-    prompt = Prompt((), record.query)
-    answer = model.answer_ids(prompt, record.answer)
-    return answered_right(model, prompt, answer, values[None], masks, patch)
+    return first_right(model, rows, values[None], masks, patch)
 
 
 def head_shares(

@@ -201,20 +201,21 @@ def choose_vector(
     scores = np.zeros((len(chunks), len(vectors)))
     # How many options there are is a function of public and released values.
     for place, rows in enumerate(chunks if len(vectors) > 1 else ()):
-        found = private_pass(model, partial(_right, model, rows, vectors, heads, patch))
+        found = private_pass(model, partial(first_right, model, rows, vectors, heads, patch))
         if found is not None:
             scores[place] = found
         progress("private choice", place + 1, len(chunks))
     return _most_right(scores, range_, charge)
 
 
-def _right(
+def first_right(
     model: VisionLanguageModel,
     rows: Sequence[Demonstration | BadRow],
-    vectors: Float[np.ndarray, "options coordinates"],
-    heads: Bool[np.ndarray, " heads"],
+    vectors: Float[np.ndarray, "#options coordinates"],
+    heads: Bool[np.ndarray, "*#options heads"],
     patch: str,
 ) -> Bool[np.ndarray, " options"]:
+    """Whether a chunk's first good record is answered exactly, zero-shot; see `answered_right`."""
     record = next(row for row in rows if isinstance(row, Demonstration))
     prompt = Prompt((), record.query)
     answer = model.answer_ids(prompt, record.answer)
