@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 PrivateSelection = Literal["private", "private-top-k"]
 
-SELECTION_SHARE, CLIP_SHARE = 0.1, 0.1  # of ε
+SELECTION_SHARE, CLIP_SHARE = 0.1, 0.1  # of ε; docs/results.md, "Tried and left out", has others
 # × the median norm of made-up chunks, or of private ones: so short that only directions count,
 # whatever that norm is worth; and × what is released, for a length of three quarters of it. Chosen
 # on the unsealed tests of five tasks of the choice.
