@@ -146,9 +146,9 @@ VOTE = (pick(1.0),)
 def voted(
     relation=NeighbourRelation.REPLACE_ONE, beside=(), apart=VOTE, clip="public"
 ) -> Certificate:
-    mechanism = calibrate(
-        epsilon=1.0, delta=DELTA, relation=relation, beside=beside, apart=apart, **SHAPE
-    )
+    every = 3 * (4 + 4 + 6)  # coordinates of all heads of the certificate's model
+    of = {"relation": relation, "beside": beside, "apart": apart, "largest": every}
+    mechanism = calibrate(epsilon=1.0, delta=DELTA, **of, **SHAPE)
     privacy = privacy_of(
         mechanism,
         voting_chunks=25,
