@@ -75,7 +75,6 @@ def test_a_users_mistake_ends_with_code_2(words, named):
 
 
 def test_membership_prints_a_table_and_writes_rows_and_picture(measured, tmp_path, monkeypatch):
-    pytest.importorskip("matplotlib")
     monkeypatch.chdir(tmp_path)
     words = ("membership", "embedded", "--tasks", "color-gem", "--draws", "3", "-o", "out")
     code, out, _ = run(*words)

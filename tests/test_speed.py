@@ -109,8 +109,8 @@ def test_a_row_says_whether_its_target_is_met(target, met):
     assert speed.met(one) is met
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_gpu_that_is_not_there_is_refused(capsys):
+def test_a_gpu_that_is_not_there_is_refused(capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit) as stopped:
         speed.main(["--device", "cuda"])
     assert stopped.value.code == 2

@@ -167,9 +167,15 @@ def made_up_geometry(
     chunks = [[Demonstration(q.image, q.question, w)] * shots for w in words for q in queries[:1]]
     values, bare = public_values(model, chunks, queries), bare_values(model, queries)
     gains = np.full(model.layout.n_heads, GAIN)
-    return lambda heads: geometry_from_public(
-        model.layout, heads, values, MADE_UP_CLIP_FACTOR, centre=bare, gains=gains
-    )
+
+    def geometry_of(heads: Bool[np.ndarray, " heads"]) -> ReleaseGeometry:
+        return geometry_from_public(
+            model.layout, heads, values, MADE_UP_CLIP_FACTOR, centre=bare, gains=gains
+        )
+
+    for mask in band_masks(model.layout):  # what cannot be released has to show before it is picked
+        geometry_of(mask)
+    return geometry_of
 
 
 # --- what a chunk votes with ---------------------------------------------------------------
@@ -311,12 +317,14 @@ class PrivateVotes:
         query = self.queries[0]
         shown = Demonstration(query.image, query.question, "yes")
         try:
-            self._look([shown] * shots, votes=True)
+            seen = self._look([shown] * shots, votes=True)
         except Exception as error:
             raise ModelError(
                 f"a made-up chunk cannot vote on heads: {type(error).__name__}: "
                 f"{str(error).strip()[:300]}"
             ) from error
+        if seen is None:
+            raise ModelError("a made-up chunk fails, so every private one might")
 
     def of(
         self, rows: Sequence[Demonstration | BadRow], place: int = 0
@@ -369,13 +377,22 @@ class PrivateVotes:
             heads = choose_heads(votes, self.masks, self.plan, charge)
         geometry = geometry_of(heads)
         if self.plan.clip is not None:
-            coordinates = (None if v is None else geometry.to_release(v[:size]) for v in voters)
-            norms = [np.nan if c is None else np.linalg.norm(c) for c in coordinates]
+            coordinates = (_released(geometry, v, size) for v in voters)
+            norms = [np.nan if c is None else float(np.linalg.norm(c)) for c in coordinates]
             # Made-up geometries have gains, those of public records without weights have none.
             factor = CLIP_FACTOR if geometry.gains is None else MADE_UP_CLIP_FACTOR
             geometry = choose_clip(np.array(norms), geometry, factor, self.plan, charge)
-        released = (None if v is None else geometry.to_release(v[:size]) for v in makers)
-        return heads, geometry, released
+        return heads, geometry, (_released(geometry, v, size) for v in makers)
+
+
+def _released(
+    geometry: ReleaseGeometry, seen: Float[np.ndarray, " numbers"] | None, size: int
+) -> Float[np.ndarray, " released"] | None:
+    """One chunk's coordinates, in doubles and silence: a warning would tell of its numbers."""
+    if seen is None:
+        return None
+    with np.errstate(all="ignore"):
+        return geometry.to_release(seen[:size].astype(np.float64))
 
 
 def plan_choices(

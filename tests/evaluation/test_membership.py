@@ -70,7 +70,6 @@ def test_private_vectors_are_beside_what_is_certified(rows):
 
 
 def test_the_picture_is_drawn(rows, tmp_path):
-    pytest.importorskip("matplotlib")
     tradeoff_png(rows, tmp_path / "audit.png")
     assert (tmp_path / "audit.png").read_bytes().startswith(b"\x89PNG")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,6 +12,10 @@ from dpmtv.cli.engineer import load
 from dpmtv.cli.evaluate import as_typed, numbers
 from dpmtv.console import print_json, print_membership, progress_bars
 from dpmtv.errors import UserError
+
+if TYPE_CHECKING:
+    from dpmtv.audit.one_run import OneRunAudit
+    from dpmtv.audit.two_worlds import MechanismAudit
 
 
 @command_of(audits)
@@ -38,13 +42,7 @@ def mechanism(
             runs=runs,
             progress=progress,
         )
-    if json_:
-        print_json(result.to_dict())
-    else:
-        for line in result.lines():
-            typer.echo(f"  {line}")
-    if result.violation:
-        raise typer.Exit(1)
+    _tell(result, json_)
 
 
 @command_of(audits)
@@ -72,13 +70,7 @@ def one_run(
             canaries=canaries,
             progress=progress,
         )
-    if json_:
-        print_json(result.to_dict())
-    else:
-        for line in result.lines():
-            typer.echo(f"  {line}")
-    if result.violation:
-        raise typer.Exit(1)
+    _tell(result, json_)
 
 
 @command_of(audits)
@@ -156,4 +148,15 @@ def membership(
         if output is not None:
             typer.echo(f"Rows and picture: {output / 'audit.json'}, {output / 'audit.png'}")
     if any(row["violation"] for row in rows):
+        raise typer.Exit(1)
+
+
+def _tell(result: MechanismAudit | OneRunAudit, json_: bool) -> None:
+    """Print an audit's result; a violation ends with code 1."""
+    if json_:
+        print_json(result.to_dict())
+    else:
+        for line in result.lines():
+            typer.echo(f"  {line}")
+    if result.violation:
         raise typer.Exit(1)
