@@ -52,7 +52,8 @@ def test_a_vector_is_built_asked_and_measured(family, run, tmp_path):
     selection = "public" if family == "qwen2_5_vl" else "all"
     run(*build, "--delta", 1e-3, "--selection", selection)
     asked = ("ask", vector, "--model", model, "--image", tmp_path / "test0.png", "--json")
-    answer = json.loads(run(*asked, "--max-new-tokens", 3, "What is this?"))
+    # A few tokens of a random model are often the same broken characters with and without.
+    answer = json.loads(run(*asked, "--max-new-tokens", 12, "What is this?"))
     assert answer["epsilon"] == 1.0
     assert answer["answer"] != answer["zero_shot"]
     measured = ("evaluate", vector, "--model", model, "--benchmark", test, "--json")
