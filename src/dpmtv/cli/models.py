@@ -39,7 +39,9 @@ def families(context: typer.Context, json_: Json = False) -> None:
     for row in FAMILIES:
         search = "kept prefixes" if row.kept_prefixes else "whole passes"
         how = (
-            ("refused", "", "", row.refused) if row.refused else ("✓", row.heads, search, row.note)
+            ("refused", "", "", row.refused)
+            if row.refused
+            else (row.works, row.heads, search, row.note)
         )
         table.add_row(row.name, row.model_type, *how)
     Console(width=None if Console().is_terminal else 160).print(table)

@@ -16,6 +16,7 @@ class Family:
         kept_prefixes: whether the head search runs a prompt once for many masks.
         note: what is particular.
         refused: the reason why it is refused in a plain environment; "" if it works.
+        since: the version of transformers that it works from; "" for all that are taken.
     """
 
     model_type: str
@@ -24,6 +25,12 @@ class Family:
     kept_prefixes: bool = True
     note: str = ""
     refused: str = ""
+    since: str = ""
+
+    @property
+    def works(self) -> str:
+        """A tick, with the version of transformers from which it holds."""
+        return "✓" + (f" from transformers {self.since}" if self.since else "")
 
 
 _THREE_AXES = "positions in three axes, an offset kept on a module is put back"
@@ -33,7 +40,7 @@ FAMILIES = (
     Family("idefics3", "Idefics3, SmolVLM"),
     Family("smolvlm", "SmolVLM2"),
     Family("llava", "LLaVA 1.5"),
-    Family("vipllava", "ViP-LLaVA"),
+    Family("vipllava", "ViP-LLaVA", since="5.23"),
     Family("llava_next", "LLaVA-NeXT (1.6)"),
     Family("llava_onevision", "LLaVA-OneVision"),
     Family("llava_llama", "VILA-1.5 (Llama 3)", note="its own layout, read by classes of dpmtv"),
@@ -57,7 +64,7 @@ FAMILIES = (
         note="a prompt sees itself in both directions",
     ),
     Family("gemma3", "Gemma 3"),
-    Family("gemma4", "Gemma 4", note="layers of different widths"),
+    Family("gemma4", "Gemma 4", note="layers of different widths", since="5.21"),
     Family("mistral3", "Mistral Small 3.1"),
     Family(
         "mllama",
