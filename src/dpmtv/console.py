@@ -78,6 +78,83 @@ def _print_metric(rows: Sequence[dict[str, Any]]) -> None:
     console.print(f"Accuracy in %: {rows[0]['metric']}{spread}.", style="dim")
 
 
+def print_cells(rows: Sequence[dict[str, Any]]) -> None:
+    """The cells of the paper's tables, a table a data set and metric; red where not private."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from dpmtv.evaluation.table_files import shown, title
+
+    console = Console(width=None if sys.stdout.isatty() else 150, highlight=False)
+    blocks: dict[str, list[dict[str, Any]]] = {}
+    for row in shown(rows):
+        blocks.setdefault(title(row), []).append(row)
+    for name, found in blocks.items():
+        table = Table(box=None, header_style="bold", title=name, title_justify="left")
+        for heading in ("method", "", "privacy"):
+            table.add_column(heading, no_wrap=True)
+        for heading in ("m", "K", "%", "published", "kept", "publ. kept", "draws", "time"):
+            table.add_column(heading, justify="right")
+        table.add_column("tokens", justify="right")
+        for row in found:
+            if row["mean"] is None:
+                table.add_row(row["line"], row["value"], f"[yellow]{row['note']}[/]")
+                continue
+            table.add_row(
+                *(row["line"], row["value"]),
+                _privacy(row["epsilon"], row["relation"], row["private"]),
+                *(str(row["m"] or ""), str(row["K"] or "")),
+                *(_cell(row, spread=True), _percent(row["published"], 1)),
+                *(_percent(row["gain"], 0), _percent(row["published_gain"], 0)),
+                *(str(row["draws"]), _duration(row["seconds"]), _large(row["tokens"])),
+            )
+        console.print(table)
+        first = found[0]
+        console.print(f"{first['n_test']} questions. Prompt: {first['prompt']}", style="dim")
+    console.print(
+        "± is the standard error over draws; kept is the share of the gain in %: (x − zero-shot) / "
+        "(task vector without noise − zero-shot).",
+        style="dim",
+    )
+
+
+def print_costs(rows: Sequence[dict[str, Any]]) -> None:
+    """What cells will take, by arithmetic."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(width=None if sys.stdout.isatty() else 150, highlight=False)
+    table = Table(box=None, header_style="bold")
+    for heading in ("data set", "cell", ""):
+        table.add_column(heading)
+    for heading in ("records", "tokens", "pictures", "GPU hours"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        taken = (_large(row["tokens"]), _large(row["pictures"]), f"{row['hours']:.2f}")
+        table.add_row(
+            *(row["benchmark"], row["line"], row["value"], str(row["records"] or "")),
+            *((f"[yellow]{row['note']}[/]",) if row["note"] else taken),
+        )
+    console.print(table)
+    console.print(
+        f"By arithmetic, nothing was run: 2 × {rows[0]['parameters'] / 1e9:.2g} billion parameters "
+        "operations a token, 125 TFLOP/s, vision tower left out, every answer as long as it may be "
+        "(docs/reproduce.md).",
+        style="dim",
+    )
+
+
+def _percent(share: float | None, places: int) -> str:
+    return "" if share is None else f"{100 * share:.{places}f}"
+
+
+def _large(number: float) -> str:
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= size:
+            return f"{number / size:.1f} {unit}"
+    return f"{number:.0f}"
+
+
 def print_membership(rows: Sequence[dict[str, Any]]) -> None:
     """Attacks with what they found beside what the certificate allows, then the verdicts."""
     from rich.console import Console

@@ -51,7 +51,7 @@ SELECTION_SHARE, CLIP_SHARE = 0.1, 0.1  # of ε; docs/results.md, "Tried and lef
 # on the unsealed tests of five tasks of the choice.
 MADE_UP_CLIP_FACTOR, GAIN = 0.3, 2.5
 NEUTRAL_QUESTION = "What is the answer?"
-_QUERIES, _WORDS = 4, 8
+_QUERIES, MADE_UP_WORDS = 4, 8
 _EDGES = 3  # factors of two to each side of the public norm
 _TOP_SHARE = 1 / 3  # of all heads
 
@@ -163,7 +163,7 @@ def made_up_geometry(
     queries: Sequence[Query],
 ) -> Callable[[Bool[np.ndarray, " heads"]], ReleaseGeometry]:
     """Heads → their geometry, from demonstrations that say a frequent word of a grey picture."""
-    words = answer_words(model, _WORDS) or ["yes"]
+    words = answer_words(model, MADE_UP_WORDS) or ["yes"]
     chunks = [[Demonstration(q.image, q.question, w)] * shots for w in words for q in queries[:1]]
     values, bare = public_values(model, chunks, queries), bare_values(model, queries)
     gains = np.full(model.layout.n_heads, GAIN)

@@ -113,6 +113,12 @@ def public_values(
     return means
 
 
+def public_chunks(records: int, size: int) -> tuple[int, int]:
+    """Of so many records of a rule: how many are kept apart, and chunks of the others."""
+    apart = max(1, int(records * _SCORING_SHARE))
+    return apart, (records - apart) // size
+
+
 def public_tasks(
     model: VisionLanguageModel,
     public: Sequence[Demonstration | BadRow],
@@ -134,8 +140,7 @@ def public_tasks(
     tasks = []
     size = shots + private_query
     for done, records in enumerate(rules.values(), 1):
-        apart = max(1, int(len(records) * _SCORING_SHARE))
-        chunks = (len(records) - apart) // size
+        apart, chunks = public_chunks(len(records), size)
         if chunks < 1:
             raise DataError(
                 f"a public answer rule has {len(records)} records; {shots} shots need at least "

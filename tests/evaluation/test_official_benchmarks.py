@@ -147,6 +147,27 @@ def test_copies_from_the_hub_are_read_too(tmp_path, name):
         assert set(parts.test[0].seen) <= {"A Bird", "B Bird", "C Bird", "D Bird"}
 
 
+@pytest.mark.parametrize("name", SETS)
+def test_a_hub_id_is_loaded_by_the_library_with_its_revision(tmp_path, name, monkeypatch):
+    import datasets
+
+    saved, asked = hub_copy(name, tmp_path), []
+
+    def load_dataset(wanted: str, revision: str | None) -> datasets.DatasetDict:
+        asked.append((wanted, revision))
+        return datasets.load_from_disk(str(saved))
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    found, same = read_set(name, f"hf://{SETS[name].hub}@v1"), read_set(name, saved)
+    assert set(asked) == {(SETS[name].hub, "v1")}
+    for part in ("private", "public"):
+        assert [(r.question, r.answer, r.unit) for r in getattr(found, part)] == [
+            (r.question, r.answer, r.unit) for r in getattr(same, part)
+        ]
+    assert [e.seen for e in found.test] == [e.seen for e in same.test]
+    load_image(found.test[0].record.image)
+
+
 @pytest.fixture(scope="module")
 def rows(model, folders):
     settings = Settings(
@@ -238,6 +259,17 @@ def test_the_command_measures_two_sets_side_by_side(folders, monkeypatch):
     assert "option letter, MTV as it runs" in result.stdout
     assert "open BLEU-1" in result.stdout
     assert "one question a picture" in " ".join(result.stdout.split())
+
+
+def test_an_instruction_of_ones_own_stands_in_the_prompt_column(folders, monkeypatch):
+    monkeypatch.setattr(cli.common, "_debug", False)
+    words = ["evaluate", "embedded", "--benchmark", f"dtd={folders['dtd']}", "--n-test", "2"]
+    words += ["--methods", "zero-shot", "--geometries", "private-only", "--draws", "1"]
+    for given, last in ((["--instruction", "Be brief."], "Be brief."), (["--instruction", ""], "")):
+        result = CliRunner().invoke(cli.app, [*words, "--search-steps", "1", "--json", *given])
+        assert result.exit_code == 0, result.output
+        prompt = json.loads(result.stdout)[0]["prompt"]
+        assert prompt.endswith(f"directly.\n{last}".strip())
 
 
 # --- what goes wrong -----------------------------------------------------------------------

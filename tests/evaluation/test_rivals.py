@@ -13,6 +13,7 @@ from scipy.stats import norm
 
 from dpmtv.errors import PrivacyParameterError
 from dpmtv.evaluation import rivals, runner
+from dpmtv.evaluation import study as study_module
 from dpmtv.evaluation.benchmark import load_benchmark
 from dpmtv.evaluation.rivals import bank_choice, private_words, release_law, vector_epsilon
 from dpmtv.evaluation.runner import evaluate_benchmark
@@ -156,15 +157,15 @@ def test_rivals_take_the_records_of_the_vectors_chunks(benchmark, monkeypatch, g
     study = SimpleNamespace(model=None, settings=settings, records=benchmark.public, pools={})
     places = {id(record): place for place, record in enumerate(task.private)}
     monkeypatch.setattr(
-        runner,
+        study_module,
         "public_values",
         lambda _m, cut, _q: np.array([[places[id(r)] for r in c] for c in cut]),
     )
     query = runner.GEOMETRIES[geometry].query
     for draw in range(settings.draws):
         for m in settings.sizes(query):
-            rows = runner._draw_activations(study, task, query, draw, m)
-            drawn = runner._draw_records(settings, task, query, draw, m)
+            rows = study_module.draw_activations(study, task, query, draw, m)
+            drawn = study_module.draw_records(settings, task, query, draw, m)
             assert rows.ravel().tolist() == drawn
             assert len(set(drawn)) == len(drawn) in (30, 60)
 
@@ -201,7 +202,7 @@ def test_where_several_records_vanish_no_rival_is_measured():
         study=SimpleNamespace(
             settings=settings,
             first="private",
-            pools={("t", "private", 0): np.zeros((2, 4))},
+            pools={("t", 4, 5, "private", 0): np.zeros((4, 4))},
             geometry=lambda *_: SimpleNamespace(block_sizes=(4,)),
         ),
         task=SimpleNamespace(name="t", private=[None] * 20),

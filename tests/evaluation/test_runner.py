@@ -11,7 +11,7 @@ import pytest
 
 from dpmtv.data.demonstrations import read_demonstrations
 from dpmtv.errors import DataError
-from dpmtv.evaluation import runner
+from dpmtv.evaluation import study
 from dpmtv.evaluation.benchmark import load_benchmark
 from dpmtv.evaluation.metrics import exact_match
 from dpmtv.evaluation.rows import evaluate_vector
@@ -176,7 +176,7 @@ def test_generated_public_records_need_no_public_file(
         asked.append(public)
         return benchmark.public[:120], None
 
-    monkeypatch.setattr(runner, "public_records", known)
+    monkeypatch.setattr(study, "public_records", known)
     settings = Settings(methods=("zero-shot",), draws=1, n_test=2, shots=2, search_steps=1)
     rows, _ = evaluate_benchmark(model, loaded, settings, name="embedded", command="c")
     assert asked == ["synthetic"]

@@ -59,6 +59,30 @@ def test_where_a_prefix_is_not_exact_whole_passes_are_used(random_model, data, m
     assert loss._prefix_is_exact is False
 
 
+def test_old_prefixes_go_when_they_take_too_much_and_losses_stay(random_model, data, monkeypatch):
+    model = random_model
+    records = read_demonstrations(data / "tasks/digit-phrase/test.jsonl")[:4]
+    prompts = [Prompt((), r.query) for r in records]
+    vectors = [np.ones(model.layout.size)] * 4
+    masks = np.eye(model.layout.n_heads, dtype=bool)[:3]
+
+    def losses(order):
+        loss = MaskLoss(model, prompts, [r.answer for r in records], vectors)
+        return loss, {i: loss(masks, i) for i in order}
+
+    every, wanted = losses(range(4))
+    assert len(every._prefixes) == 4
+    one = mask_loss._bytes(every._prefixes[0].cache)
+    assert every._kept >= 4 * one > 0
+    monkeypatch.setattr(mask_loss, "_MOST_KEPT", 2.5 * one)
+    few, found = losses([0, 1, 2, 3, 0, 2])
+    assert few._prefix_is_exact
+    assert len(few._prefixes) == 2
+    assert few._kept == sum(mask_loss._bytes(p.cache) for p in few._prefixes.values())
+    for i, values in wanted.items():
+        assert np.array_equal(found[i], values)
+
+
 def test_the_loss_runs_over_all_answer_tokens_and_the_end(model, data):
     record = read_demonstrations(data / "tasks/digit-phrase/test.jsonl")[0]
     ids = model.answer_ids(Prompt((), record.query), record.answer)

@@ -3,10 +3,21 @@
 import io
 import sys
 
-from dpmtv.cli import audits, data, engineer, evaluate, models, officer, plan
+from dpmtv.cli import audits, data, engineer, evaluate, models, officer, plan, reproduce
 from dpmtv.cli.common import app
 
-__all__ = ["app", "audits", "data", "engineer", "evaluate", "main", "models", "officer", "plan"]
+__all__ = [
+    "app",
+    "audits",
+    "data",
+    "engineer",
+    "evaluate",
+    "main",
+    "models",
+    "officer",
+    "plan",
+    "reproduce",
+]
 
 
 def main() -> None:

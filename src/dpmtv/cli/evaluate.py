@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dpmtv.cli.common import (
+    Instruction,
     Json,
     Longest,
     Model,
@@ -50,6 +51,7 @@ def evaluate(
         ),
     ] = ["embedded"],  # noqa: B006 - typer copies it
     model: Model = None,
+    instruction: Instruction = None,
     model_option: ModelOption = [],  # noqa: B006
     tasks: Annotated[str, typer.Option(help="Tasks of the benchmark, by comma.")] = "",
     public: Annotated[
@@ -118,6 +120,8 @@ def evaluate(
     if one_a_picture and not named:
         raise UserError("--one-a-picture means nothing without --benchmark NAME=FOLDER")
     if (Path(target) / "certificate.json").is_file():
+        if instruction is not None:
+            raise UserError("a vector is asked with the instruction that it was made with")
         how = reading(
             answers=answers,
             encoding=encoding,
@@ -165,7 +169,7 @@ def evaluate(
             loaded = load_benchmark(benchmark[0], wanted, sealed=sealed, public=known)
         with progress_bars() as progress:
             rows, _ = evaluate_benchmark(
-                load(target, **model_options(model_option)),
+                load(target, instruction=instruction, **model_options(model_option)),
                 loaded,
                 settings,
                 name=target if target == "embedded" or "/" not in target else Path(target).name,

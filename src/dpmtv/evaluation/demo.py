@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from dpmtv.evaluation.benchmark import load_benchmark
 from dpmtv.evaluation.metrics import exact_match
 from dpmtv.evaluation.report import write_report
-from dpmtv.evaluation.runner import chunk_pool, evaluate_benchmark
+from dpmtv.evaluation.runner import evaluate_benchmark
 from dpmtv.evaluation.settings import METHODS, Settings
+from dpmtv.evaluation.study import chunk_pool
 from dpmtv.models.adapters import load_model
 from dpmtv.pipeline import build_task_vector
 from dpmtv.privacy.statement import statement

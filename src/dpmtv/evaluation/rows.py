@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from dpmtv.artifact import TaskVector
     from dpmtv.evaluation.benchmark import BenchmarkTask
-    from dpmtv.evaluation.runner import Study
+    from dpmtv.evaluation.study import Study
     from dpmtv.models.adapters import VisionLanguageModel
 
     Row = dict[str, Any]

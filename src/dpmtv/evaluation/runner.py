@@ -6,14 +6,11 @@ own and are not offered.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dpmtv.data.demonstrations import require_good
 from dpmtv.data.partition import partition
 from dpmtv.errors import DataError
 from dpmtv.evaluation.official_metrics import outcomes
@@ -30,83 +27,34 @@ from dpmtv.evaluation.settings import (
     Setting,
     Settings,
 )
+from dpmtv.evaluation.study import (
+    Study,
+    draw_activations,
+    draw_key,
+    draw_records,
+    picks,
+    prepare,
+)
 from dpmtv.models.choosing import choose_decoded_public
 from dpmtv.models.mask_loss import MaskLoss
-from dpmtv.models.synthetic import public_records
-from dpmtv.pipeline import calibrate_for, relative_noise, weight_steps
+from dpmtv.pipeline import calibrate_for
 from dpmtv.privacy.mechanisms import clipped_mean
-from dpmtv.public_tasks import (
-    PublicTask,
-    public_queries,
-    public_tasks,
-    public_values,
-    release_geometry,
-    select_heads,
-)
-from dpmtv.types import BoundedRangeEvent, Prompt
+from dpmtv.public_tasks import PublicTask, public_queries, select_heads
+from dpmtv.types import Prompt
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from jaxtyping import Float
-
     from dpmtv.evaluation.benchmark import Benchmark, BenchmarkTask
     from dpmtv.geometry import ReleaseGeometry
     from dpmtv.models.adapters import VisionLanguageModel
-    from dpmtv.models.atoms import Shown
     from dpmtv.options import QueryMode
     from dpmtv.public_tasks import Progress
-    from dpmtv.types import Demonstration
 
     Row = dict[str, Any]
 
 
-FORMATIONS = 5  # times that the records of a task are cut into chunks
-
-
-@dataclass
-class Study:
-    """Public knowledge and all scores so far; rows() turns it into result rows."""
-
-    model: VisionLanguageModel
-    benchmark: Benchmark
-    settings: Settings
-    records: list[Demonstration]  # the public ones
-    public: dict[QueryMode, list[PublicTask]]  # by the query that private chunks have
-    heads: dict[QueryMode, np.ndarray]
-    scores: dict[Setting, dict[str, list[tuple[np.ndarray, float]]]] = field(
-        default_factory=lambda: defaultdict(lambda: defaultdict(list))
-    )  # scores [metrics, questions], and share of answers that are one of the task's wanted ones
-    words: dict[str, list[str]] = field(default_factory=dict)  # the wanted answers of each task
-    pools: dict[tuple[str, QueryMode, int], np.ndarray] = field(default_factory=dict)
-    geometries: dict[tuple[str, float | None], ReleaseGeometry] = field(default_factory=dict)
-    shown: dict[tuple[str, ...], Shown] = field(default_factory=dict)  # by the questions asked
-
-    @property
-    def first(self) -> QueryMode:
-        """How the vector without noise forms its chunks."""
-        return GEOMETRIES[self.settings.geometries[0]].query
-
-    def geometry(self, name: str, m: int, relation: str, epsilon: float | None) -> ReleaseGeometry:
-        """A recipe's geometry; with learned weights it is another one for each level of noise."""
-        recipe, noise = GEOMETRIES[name], None
-        if recipe.learned:
-            noise = 0.0
-            if epsilon is not None:
-                level = (epsilon, self.settings.delta, relation, m)
-                noise = relative_noise(self.model.layout, *level, picks(recipe, epsilon))
-        if (name, noise) not in self.geometries:
-            heads = self.heads[recipe.query]
-            self.geometries[name, noise] = release_geometry(
-                self.model,
-                heads if recipe.selected else np.ones_like(heads),
-                self.public[recipe.query],
-                per_layer=recipe.per_layer,
-                noise=noise,
-                patch=self.settings.patch,
-                steps=weight_steps(self.settings.search_steps),
-            )
-        return self.geometries[name, noise]
+BATCH = 64  # queries answered at once
 
 
 def evaluate_benchmark(
@@ -132,95 +80,19 @@ def evaluate_benchmark(
         DataError: a task has too few records.
         ModelError: no heads are found on generated public records.
     """
-    for task in benchmark.tasks:
-        if len(task.test) < settings.n_test:
-            raise DataError(f"{task.name} has {len(task.test)} test records, not {settings.n_test}")
-    records, check = public_records(model, benchmark.public, settings.shots, progress)
-    records = require_good(records or (), "the public file")
-    public, heads = {}, {}
-    for query in dict.fromkeys(GEOMETRIES[name].query for name in settings.geometries):
-        known = public_tasks(model, records, settings.k(query), query == "private", progress)
-        found = select_heads(model, known, settings.patch, settings.search_steps, progress, check)
-        public[query], heads[query] = known, found.heads
-    study = Study(model, benchmark, settings, records, public, heads)
-    total = settings.draws * len(benchmark.tasks)
-    for place, task in enumerate(benchmark.tasks):
-        measure = _Measure(study, task)
-        for draw in range(settings.draws):
-            measure.draw(draw)
-            progress("draws", place * settings.draws + draw + 1, total)
-    return list(result_rows(study, name, command)), heads[study.first]
+    study = prepare(model, benchmark, settings, progress=progress)
+    measure(study, progress)
+    return list(result_rows(study, name, command)), study.heads[study.first]
 
 
-def chunk_pool(
-    model: VisionLanguageModel,
-    public: Sequence[Demonstration],
-    task: BenchmarkTask,
-    chunks: int,
-    size: int,
-    query: QueryMode,
-    formation: int = 0,
-) -> Float[np.ndarray, "chunks coordinates"]:
-    """Activations of disjoint chunks, without clip or noise: NOT PRIVATE.
-
-    Args:
-        model: the model.
-        public: where public queries come from; the task's own questions are taken as public.
-        task: whose records are cut.
-        chunks: how many.
-        size: records of each.
-        query: whose question ends a chunk's prompt.
-        formation: which of many ways to cut.
-
-    Raises:
-        DataError: too few records, or an image that cannot be read.
-    """
-    queries = []
-    if query == "public":
-        queries = public_queries(public, sorted({r.question for r in task.test}))
-    slots = partition(len(task.private), chunks, size, _formation_key(formation))
-    rows = [[task.private[i] for i in chunk] for chunk in slots]
-    return public_values(model, rows, queries)
-
-
-def _draw_activations(
-    study: Study, task: BenchmarkTask, query: QueryMode, draw: int, m: int
-) -> np.ndarray:
-    """Take m chunks at random out of one of the formations; a chunk's pass serves several draws."""
-    size = study.settings.size(query)
-    chunks, formation = _pool_of(study.settings, task, query, draw)
-    key = (task.name, query, formation)
-    if key not in study.pools:
-        study.pools[key] = chunk_pool(
-            study.model, study.records, task, chunks, size, query, formation
-        )
-    return study.pools[key][list(partition(chunks, 1, m, _draw_key(draw))[0])]
-
-
-def _draw_records(
-    s: Settings, task: BenchmarkTask, query: QueryMode, draw: int, m: int
-) -> list[int]:
-    """The records of the chunks that `_draw_activations` takes, by their place."""
-    chunks, formation = _pool_of(s, task, query, draw)
-    slots = partition(len(task.private), chunks, s.size(query), _formation_key(formation))
-    return [i for c in partition(chunks, 1, m, _draw_key(draw))[0] for i in slots[c]]
-
-
-def _pool_of(s: Settings, task: BenchmarkTask, query: QueryMode, draw: int) -> tuple[int, int]:
-    """How many chunks are cut for a draw to choose from, and in which of the formations."""
-    size = s.size(query)
-    formations = FORMATIONS if size > 1 else 1
-    full, most = len(task.private) // size, max(s.sizes(query))
-    return max(most, min(full, -(-s.draws // formations) * most)), draw % formations
-
-
-def _formation_key(formation: int) -> bytes:
-    return b"formation %d" % formation
-
-
-def _draw_key(draw: int) -> bytes:
-    # Benchmark records are public: a fixed key lets everybody draw the same ones.
-    return b"draw %d" % draw
+def measure(study: Study, progress: Progress = lambda _what, _done, _total: None) -> None:
+    """Run every draw of every task; the scores are the study's."""
+    draws, tasks = study.settings.draws, study.benchmark.tasks
+    for place, task in enumerate(tasks):
+        measured = _Measure(study, task)
+        for draw in range(draws):
+            measured.draw(draw)
+            progress("draws", place * draws + draw + 1, draws * len(tasks))
 
 
 class _Measure:
@@ -236,14 +108,18 @@ class _Measure:
         # where an official metric reads it.
         lengths = (len(model.answer_ids(Prompt((), r.query), r.answer)) for r in self.test)
         self.most = max(task.tokens, 2 + max(lengths))
-        self.queries = model.prepare([r.query for r in self.test])
+        self.queries = model.prepare([r.query for r in self.test], BATCH)
         self.other = _disjoint_task(task, study.benchmark)
         self.asked: dict[str, MaskLoss] = {}  # private records of a task, zero-shot
-        first = study.first
-        self.rivals = Rivals(
-            model=model,
+
+    @cached_property
+    def rivals(self) -> Rivals:
+        """Other private uses of this task's records."""
+        study, first = self.study, self.study.first
+        return Rivals(
+            model=study.model,
             test=[r.query for r in self.test],
-            records=task.private,
+            records=self.task.private,
             bank=[known.vector for known in study.public[first]],
             heads=study.heads[first],
             patch=study.settings.patch,
@@ -266,8 +142,13 @@ class _Measure:
             self._without_records()
         if "in-context" in s.methods:
             prompts = _in_context(self.task, s, draw)
-            setting = Setting("in-context", K=s.shots, records=s.shots)
-            self._note(setting, model.generate(model.prepare(prompts), self.most))
+            batch = max(
+                1, BATCH // (1 + s.shots)
+            )  # as many pictures at once as in a batch of queries
+            answers: list[str] = []
+            for start in range(0, len(prompts), batch):
+                answers += model.generate(prompts[start : start + batch], self.most)
+            self._note(Setting("in-context", K=s.shots, records=s.shots), answers)
         for m in s.sizes(self.study.first):
             self._rivals(draw, m)
         if {"task vector", "dp-mtv", *CONTROLS}.isdisjoint(s.methods):
@@ -276,7 +157,7 @@ class _Measure:
             heads, query = self.study.heads[self.study.first], self.study.first
             size = int(model.layout.coordinates(heads).sum())
             for m in s.sizes(query):
-                chunks = _draw_activations(self.study, self.task, query, draw, m)
+                chunks = draw_activations(self.study, self.task, query, draw, m)
                 setting = self._setting("task vector", UNCLIPPED, query, m, size)
                 self._patched(setting, chunks.mean(0), heads)
         for name in s.geometries:
@@ -309,7 +190,7 @@ class _Measure:
         wanted = [method for method in RIVALS if method in s.methods]
         if not wanted:
             return
-        drawn = _draw_records(s, self.task, query, draw, m)
+        drawn = draw_records(s, self.task, query, draw, m)
         for relation, epsilon in _levels(s, ""):
             # Where a chunk of several records vanishes, no rival bounds what goes with it.
             if epsilon is None or (relation == "zero_out" and s.size(query) > 1):
@@ -320,7 +201,7 @@ class _Measure:
                     words = GEOMETRIES[s.geometries[0]].words
                     geometry = self.study.geometry(s.geometries[0], m, relation, epsilon)
                     size = sum(geometry.block_sizes)
-                    beside = geometry, _draw_activations(self.study, self.task, query, draw, m)
+                    beside = geometry, draw_activations(self.study, self.task, query, draw, m)
                 answers = self.rivals.answers(method, drawn, beside, epsilon, s.delta, relation)
                 setting = Setting(
                     *(method, words, relation, epsilon, size, m),
@@ -342,7 +223,7 @@ class _Measure:
                 continue
             rows: Iterable[np.ndarray] = ()
             if task is not None:
-                rows = _draw_activations(self.study, task, recipe.query, draw, m)
+                rows = draw_activations(self.study, task, recipe.query, draw, m)
             for relation, epsilon in _levels(s, method):
                 geometry = self.study.geometry(name, m, relation, epsilon)
                 coordinates: list[np.ndarray | None] = [geometry.to_release(a) for a in rows]
@@ -360,15 +241,16 @@ class _Measure:
                     release = mechanism.release(coordinates)
                 vector, heads = geometry.from_release(release.value), self.study.heads[recipe.query]
                 if epsilon is not None and recipe.choice:
-                    drawn = _draw_records(s, task, recipe.query, draw, m) if task else []
+                    drawn = draw_records(s, task, recipe.query, draw, m) if task else []
                     found = (geometry, release.value, mechanism.event.sigma, heads)
                     vector = self._chosen(task, drawn, found, beside[0].range)
                 if recipe.mask_from_release:
                     heads = _mask_from_release(self.study, self.task, vector)
                 level = (relation, epsilon)
-                setting = self._setting(
-                    method, recipe.words, recipe.query, m, len(release.value), *level
-                )
+                words = recipe.words
+                if s.clip_factor != 1:
+                    words += f", clip norms × {s.clip_factor:g}"
+                setting = self._setting(method, words, recipe.query, m, len(release.value), *level)
                 self._patched(setting, vector, heads)
 
     def _alone(self, recipe: Recipe, draw: int, m: int) -> None:
@@ -376,14 +258,14 @@ class _Measure:
         s, task, query = self.study.settings, self.task, recipe.query
         if "dp-mtv" not in s.methods:
             return
-        drawn = _draw_records(s, task, query, draw, m)
+        drawn = draw_records(s, task, query, draw, m)
         for relation, epsilon in _levels(s, ""):
             if epsilon is None:
                 continue
             if recipe.alone == "ours":
                 found = self.alone.ours(recipe, drawn, epsilon, relation)
             else:
-                chunks = _draw_activations(self.study, task, query, draw, m)
+                chunks = draw_activations(self.study, task, query, draw, m)
                 first = drawn[:: s.size(query)]
                 found = self.alone.paper(chunks, first, epsilon, relation)
             if found is None:
@@ -425,11 +307,6 @@ class _Measure:
         )
 
 
-def picks(recipe: Recipe, epsilon: float) -> tuple[BoundedRangeEvent, ...]:
-    """What a recipe chooses privately beside the release."""
-    return (BoundedRangeEvent(recipe.choice * epsilon, 1),) if recipe.choice else ()
-
-
 def _levels(s: Settings, method: str) -> Iterator[tuple[str, float | None]]:
     for epsilon in s.epsilons:
         if epsilon is None:
@@ -452,7 +329,7 @@ def _mask_from_release(study: Study, task: BenchmarkTask, vector: np.ndarray) ->
 def _in_context(task: BenchmarkTask, s: Settings, draw: int) -> list[Prompt]:
     """K demonstrations for each query, other ones for each while there are enough."""
     groups = len(task.private) // s.shots
-    slots = partition(len(task.private), groups, s.shots, _draw_key(draw))
+    slots = partition(len(task.private), groups, s.shots, draw_key(draw))
     return [
         Prompt(tuple(task.private[i] for i in slots[q % groups]), record.query)
         for q, record in enumerate(task.test[: s.n_test])

@@ -115,6 +115,7 @@ class Settings:
         n_test: queries a task.
         patch: patch mode.
         search_steps: steps of each head search.
+        clip_factor: on the public clip norms of every release that has them.
     """
 
     methods: tuple[str, ...] = METHODS[:4]
@@ -129,6 +130,7 @@ class Settings:
     n_test: int = 100
     patch: PatchMode = "every-step"
     search_steps: int = SEARCH_STEPS
+    clip_factor: float = 1.0
 
     def k(self, query: QueryMode) -> int:
         """K of chunks with such a query."""

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from dpmtv.types import Prompt
 
 
+_MOST_KEPT = 8e9  # bytes of prefixes; a large model's are 0.1 GB each
+
+
 class MaskLoss:
     """Mean answer loss of each head mask on one public example at a time.
 
@@ -50,6 +53,7 @@ class MaskLoss:
         self.answers = [model.answer_ids(p, a) for p, a in zip(prompts, answers, strict=True)]
         self.vectors = vectors
         self._prefixes: dict[int, _Prefix] = {}
+        self._kept = 0  # bytes of them
         self._prefix_is_exact: bool | None = None
 
     def __len__(self) -> int:
@@ -189,6 +193,10 @@ class MaskLoss:
             short = inputs | {k: v[:, :-1] for k, v in of_tokens.items()}
             _, cache = self.model.forward(short, use_cache=True, logits_to_keep=1)
             last = {k: v[:, -1:] for k, v in of_tokens.items()}
+            self._kept += _bytes(cache)
+            while self._prefixes and self._kept > _MOST_KEPT:
+                oldest = next(iter(self._prefixes))
+                self._kept -= _bytes(self._prefixes.pop(oldest).cache)
             self._prefixes[example] = _Prefix(last, cache, self.model.position_offsets)
         return self._prefixes[example]
 
@@ -328,6 +336,11 @@ def _widen(prefix: Any, rows: int) -> Any:
         layer.keys = layer.keys.expand(rows, -1, -1, -1)
         layer.values = layer.values.expand(rows, -1, -1, -1)
     return cache
+
+
+def _bytes(cache: Any) -> int:
+    held = (value for layer in cache.layers for value in vars(layer).values())
+    return sum(value.nbytes for value in held if isinstance(value, Tensor))
 
 
 def answer_losses(logits: Tensor, answer: Tensor) -> Float[Tensor, " rows"]:
