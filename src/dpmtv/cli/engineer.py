@@ -97,7 +97,10 @@ def build(
     ] = None,
     selection_epsilon: Annotated[
         float | None,
-        typer.Option(help="Part of ε for all picks of a private selection; default: a tenth."),
+        typer.Option(
+            help="Part of ε for all picks of a private selection; default: a tenth, of "
+            "private-top-k eight tenths."
+        ),
     ] = None,
     selection_split: Annotated[
         float | None,
