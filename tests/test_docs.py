@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -154,6 +156,26 @@ def test_controls_stay_near_zero_shot():
 
 def test_curves_are_of_tasks_of_the_suite():
     assert {SUITE[t] for t in CURVE.split(",")} >= {"trained", "noisy", *READ_AT_ONCE}
+
+
+def examples() -> list:
+    """Python blocks that say in comments what they print."""
+    found = []
+    for path in (DOCS / "privacy.md", DOCS / "audit.md"):
+        text = path.read_text("utf-8")
+        for block in re.finditer(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+            line = text.count("\n", 0, block.start()) + 1
+            found.append(pytest.param(block[1], id=f"{path.name} line {line}"))
+    return found
+
+
+@pytest.mark.parametrize("code", examples())
+def test_examples_print_what_their_comments_say(code):
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    said = iter(re.findall(r"# (.*)$", code, re.MULTILINE))
+    assert run.stdout
+    for line in run.stdout.splitlines():
+        assert line in said, line  # in their order
 
 
 @pytest.mark.parametrize(
