@@ -10,7 +10,7 @@ demo: $(VENV)/installed
 	$(BIN)/dpmtv demo --output demo-output
 
 test: $(VENV)/installed
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
 check: $(VENV)/installed
 	$(BIN)/ruff check

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,10 @@ from PIL import Image
 
 from dpmtv.evaluation.benchmark import EMBEDDED_DATA
 from dpmtv.models.adapters import VisionLanguageModel, load_model
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # several processes: a thread each, also for their children
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session", autouse=True)
