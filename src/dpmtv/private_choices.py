@@ -427,6 +427,8 @@ def plan_choices(
             raise PrivacyParameterError(f"{name} goes with a private choice, and there is none")
         if part is not None and not part > 0:
             raise PrivacyParameterError(f"{name} is a part of epsilon, above 0")
+        if part is not None and split is None and not part < epsilon:
+            raise PrivacyParameterError(f"{name} must leave something of epsilon {epsilon:g}")
     if split is not None and not picked:
         raise PrivacyParameterError("selection_split goes with a private selection")
     if split is not None and not 0 < split < 1:

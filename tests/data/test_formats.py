@@ -335,7 +335,8 @@ def test_several_files_follow_each_other(tmp_path, pictures):
     places = [(found.file, found.row) for found in iter_entries([first, last])]
     assert places == [(1, n) for n in range(1, 6)] + [(2, n) for n in range(1, 9)]
     (folder / "link.jsonl").symlink_to(first)
-    for again in (first, folder / "link.jsonl", folder / "." / "a.jsonl"):
+    (folder / "hard.jsonl").hardlink_to(first)
+    for again in (first, *(folder / name for name in ("link.jsonl", "hard.jsonl", "./a.jsonl"))):
         with pytest.raises(DataError, match="is named twice"):
             read_demonstrations([first, again])
 

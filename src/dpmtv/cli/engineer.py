@@ -168,7 +168,7 @@ def build(
     """Turn private records into a task vector with an (ε, δ) guarantee per record or person."""
     from dpmtv.artifact import require_free
     from dpmtv.data.demonstrations import check_images, read_demonstrations, require_good
-    from dpmtv.data.formats import data_file
+    from dpmtv.data.formats import data_file, same_data
     from dpmtv.options import PrivateClip, PublicWord, SelectionMode
     from dpmtv.pipeline import build_task_vector
     from dpmtv.privacy.statement import statement
@@ -192,7 +192,8 @@ def build(
         split=split,
     )
     words = set(get_args(PublicWord))
-    if words.isdisjoint(public) and set(map(data_file, data)) & set(map(data_file, public)):
+    ours, theirs = (set[object]().union(*map(same_data, paths)) for paths in (data, public))
+    if words.isdisjoint(public) and ours & theirs:
         raise PrivacyParameterError("the private file was given as the public one too")
     rows = read_demonstrations(data, unit=unit, format=format, **how)
     if strict:

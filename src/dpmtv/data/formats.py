@@ -181,6 +181,16 @@ def data_file(path: Path | str) -> Path:
     return Path(os.path.realpath(_metadata_file(real) or real)) if folder else real
 
 
+def same_data(path: Path | str) -> set[object]:
+    """What tells that two paths are one data set, whatever links lead there: any of these."""
+    real = data_file(path)
+    try:
+        at = os.stat(real)
+    except (OSError, ValueError):  # reading it will say so
+        return {real}
+    return {real, (at.st_dev, at.st_ino)}
+
+
 def _metadata_file(folder: Path) -> Path | None:
     there = (folder / name for name in _METADATA)
     return next((file for file in there if os.path.exists(file)), None)
@@ -218,12 +228,11 @@ def _check(named: Sequence[Path | str], formats: Sequence[str], options: ReadOpt
             raise UserError(f"{option} means nothing for the format {formats[0]}")
     if options.unit is not None and "classes" in formats:
         raise UserError("class folders do not say whose a picture is: leave unit out")
-    known = set()
+    known: set[object] = set()
     for path in named:
-        real = data_file(path)
-        if real in known:
+        if known & (names := same_data(path)):
             raise DataError(f"{path} is named twice.")
-        known.add(real)
+        known |= names
     if options.images is not None and not os.path.isdir(options.images):
         raise DataError(f"{options.images} is not a folder of images.")
 

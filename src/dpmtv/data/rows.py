@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 
 FIELDS = (*IMAGE_FIELDS, *CONVERSATIONS, "question", "answer", "answers", "options", "task", "id")
 LISTS = ("images", "file_names", "images_file_names", *CONVERSATIONS, "answers", "options")
-MAX_TEXT = 16 * 2**20  # characters of a question or an answer
+# Characters of a question or an answer. Far more than a model takes: tokenising millions would let
+# one record hold up a build.
+MAX_TEXT = 2**16
 _SHORT = 200  # characters of a name or a number of a client
 _PATH = 4096  # characters of a path; no system takes longer ones
 

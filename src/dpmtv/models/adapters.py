@@ -144,17 +144,36 @@ class VisionLanguageModel:
         return self._chat(to_messages(prompt, self.instruction), add_generation_prompt=True)
 
     def inputs(self, prompts: Sequence[Prompt]) -> dict[str, Tensor]:
-        """Left-padded model inputs of several prompts."""
+        """Left-padded model inputs of several prompts.
+
+        Raises:
+            ModelError: a prompt is longer than the model can be asked.
+            DataError: an image cannot be read.
+        """
         texts = [self.render(p) for p in prompts]
         images = [[load_image(source) for source in prompt_images(p)] for p in prompts]
         bos = getattr(self.tokenizer, "bos_token", None)
         options = {"add_special_tokens": False} if bos and texts[0].startswith(bos) else {}
         batch = processed(self.processor, texts, images, **options)
+        self.require_length(batch["input_ids"].shape[1])
         return {
             k: v.to(self.device, self._weights_dtype if v.is_floating_point() else None)
             for k, v in batch.items()
             if k != "labels"  # PaliGemma's, for training
         }
+
+    def require_length(self, tokens: int) -> None:
+        """Refuse more tokens than the model has positions: of a private chunk, make it null.
+
+        Raises:
+            ModelError: too many.
+        """
+        most = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        if most is not None and tokens > most:
+            raise ModelError(
+                f"a prompt or answer has {tokens} tokens, and the model takes {most}: fewer shots, "
+                "or shorter texts, may fit"
+            )
 
     def answer_ids(self, prompt: Prompt, answer: str) -> list[int]:
         """Tokens of ``answer`` as the model should continue the prompt, end token included."""

@@ -268,6 +268,7 @@ def answered_right(
         patch: as at inference.
         rows_a_pass: results in one batch.
     """
+    model.require_length(len(answer))
     masks = np.tile(heads, (len(vectors), 1)) if heads.ndim == 1 else heads
     answer_ids = torch.tensor(answer, device=model.device)
     passes = _whole_passes(
