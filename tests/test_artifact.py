@@ -7,6 +7,7 @@ import random
 import re
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from dpmtv.artifact import (
     CERTIFICATE,
     TENSORS,
     TaskVector,
+    require_writable,
     sign,
     tensor_bytes,
     verify,
@@ -74,6 +76,25 @@ def test_nothing_half_written(vector, tmp_path, monkeypatch):
     with pytest.raises(ZeroDivisionError):
         vector.save_pretrained(tmp_path / "vector")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_target_that_cannot_be_made_is_refused_beforehand(
+    tmp_path, tmp_path_factory, monkeypatch
+):
+    (tmp_path / "file").write_text("x")
+    for target in (tmp_path / "file" / "v", tmp_path / "file" / "a" / "v", tmp_path / ("v" * 300)):
+        with pytest.raises(ArtifactError, match=f"{target.name} cannot be written"):
+            require_writable(target)
+    with pytest.raises(ArtifactError, match="choose another name"):
+        require_writable(tmp_path / "file")
+    (tmp_path / "link").symlink_to(tmp_path / "new")
+    monkeypatch.chdir(tmp_path_factory.mktemp("empty"))
+    for target in (tmp_path / "link", Path()):
+        with pytest.raises(ArtifactError, match="name a new folder"):
+            require_writable(target)
+    (tmp_path / "link").unlink()
+    require_writable(tmp_path / "new" / "v")
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
 def refuses(folder, path, data, place) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -14,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dpmtv import cli, pipeline
+from dpmtv.artifact import TaskVector
 from dpmtv.errors import UserError
 from dpmtv.evaluation.benchmark import EMBEDDED_DATA
 from dpmtv.privacy import certificate
@@ -344,6 +346,56 @@ def test_other_bad_input(run, tmp_path, built, private):
         assert message in err, words
         assert "Traceback" not in err
     assert (taken / "x").read_text() == "mine"
+
+
+def test_what_cannot_be_written_is_told_before_the_model_is_loaded(run, tmp_path, private):
+    none = tmp_path / "none" / "r.json"
+    for words in (["-o", private / "v"], ["-o", tmp_path / "v", "--report", none]):
+        code, _, err = run("build", tmp_path / "no model", private, "--epsilon", 1, *words)
+        assert code == 2, err
+        assert f"{words[-1]} cannot be written" in err
+    code, _, err = run("demo", "-o", private / "demo")
+    assert code == 2, err
+    assert [p.name for p in tmp_path.iterdir()] == [private.name]
+
+
+@pytest.mark.parametrize("writable", ["ledger", "current", "temporary", "nothing"])
+def test_a_vector_that_is_paid_for_is_saved_elsewhere(
+    run, tmp_path, private, monkeypatch, writable
+):
+    """The folder's disk fills while the vector is made, and so may the others'."""
+    places = {"ledger": private.parent}
+    for name in ("current", "temporary"):
+        places[name] = tmp_path / name
+        places[name].mkdir()
+    monkeypatch.chdir(places["current"])
+    monkeypatch.setattr("tempfile.tempdir", str(places["temporary"]))
+    save, output = TaskVector.save_pretrained, tmp_path / "share" / "v"
+
+    def full(self, folder):
+        if writable == "nothing" or Path(folder).parent != places[writable]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        save(self, folder)
+
+    monkeypatch.setattr(TaskVector, "save_pretrained", full)
+    words = ["--selection", "all", "--clip", 3, "--query", "private", "--shots", 4, "--work"]
+    code, out, err = run(
+        "build", "embedded", private, "-o", output, "--epsilon", 1, *words, tmp_path / "work"
+    )
+    assert code == 2, err
+    assert "internal" not in err
+    assert f"{output}" in err
+    assert "Saved" not in out
+    found = list(tmp_path.rglob("task-vector-*"))
+    if writable == "nothing":
+        assert "lost" in err
+        assert found == []
+        return
+    (folder,) = found
+    assert folder.parent == places[writable]
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert f"the vector is saved in {folder} instead, because {output}" in err
+    assert run("verify", folder)[0] == 0
 
 
 def test_a_wrong_artifact_is_refused(run, built):

@@ -165,9 +165,29 @@ def sign(folder: Path | str, private_key: Path | str) -> None:
 
 
 def require_free(folder: Path) -> None:
-    """Refuse a target folder that holds something; asked before any work is done."""
+    """Refuse a target folder that holds something."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ArtifactError(f"{folder} exists and is not an empty folder; choose another name")
+
+
+def require_writable(folder: Path) -> None:
+    """Refuse a target folder that is taken or cannot be made, before anything is spent.
+
+    Nothing is left behind: what is tried is a scratch folder in the nearest parent that exists.
+
+    Raises:
+        ArtifactError: it holds something, is a link, or its parent cannot be written.
+    """
+    try:
+        require_free(folder)
+        if folder.is_symlink() or folder.name in ("", ".."):  # cannot be replaced when saving
+            raise ArtifactError(f"{folder} is a link or no name; name a new folder")
+        parent = next(parent for parent in folder.parents if parent.exists())
+        Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=parent)).rmdir()
+    except OSError as error:
+        raise ArtifactError(
+            f"{folder} cannot be written ({error.strerror}); name a folder that can be made"
+        ) from error
 
 
 def tensor_bytes(

@@ -18,7 +18,7 @@ from tests.neighbours import Adversary
 from dpmtv import pipeline
 from dpmtv.data import work
 from dpmtv.data.demonstrations import BadRow
-from dpmtv.data.work import open_work, records_sha256, write_report
+from dpmtv.data.work import open_work, records_sha256, require_report, write_report
 from dpmtv.errors import DataError
 from dpmtv.privacy import mechanisms
 from dpmtv.types import Demonstration
@@ -336,15 +336,20 @@ def test_a_changed_key_is_noticed(rows, tmp_path):
     [lambda data: b"", lambda data: data[:-3], lambda data: b"x" + data, lambda data: data[:9]],
     ids=["empty", "cut", "shifted", "header"],
 )
-def test_a_damaged_chunk_is_refused_with_advice(rows, tmp_path, damage):
+def test_a_damaged_chunk_is_refused_with_advice(rows, tmp_path, sums, damage):
     folder = tmp_path / "work"
     interrupt(rows, folder, 3)
     path = folder / "chunk-000001.npy"
     if not np.load(path).size:
         np.save(path, np.ones(7))
     path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(DataError, match="damaged; delete"):
+    with pytest.raises(DataError, match=f"{path} is damaged; delete this one file"):
         build(rows, folder)
+    path.unlink()
+    with fixed_key(bytes.fromhex(json.loads((folder / "build.json").read_text())["key"])):
+        build(rows)
+    build(rows, folder)
+    assert (sums[0] == sums[1]).all()
 
 
 # --- whose it is ----------------------------------------------------------------------------
@@ -493,3 +498,13 @@ def test_a_report_that_cannot_be_written_is_told_before_anything_is_spent(rows, 
         with pytest.raises((DataError, OSError)):
             build(rows, report=path)
     assert sums == []
+
+
+def test_a_report_that_cannot_be_written_is_refused_before_any_work(tmp_path):
+    (tmp_path / "old.json").write_text("{}")
+    for path in (tmp_path / "none" / "r.json", tmp_path, Path(), tmp_path / "old.json" / "r.json"):
+        with pytest.raises(DataError, match=f"{path} cannot be written .*--report"):
+            require_report(path)
+    require_report(tmp_path / "old.json")
+    require_report(tmp_path / "new.json")
+    assert {p.name: p.read_text() for p in tmp_path.iterdir()} == {"old.json": "{}"}

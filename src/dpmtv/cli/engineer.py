@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
@@ -57,10 +59,10 @@ def demo(
     """Build private vectors on three embedded tasks and compare all methods: a few minutes."""
     from dataclasses import replace
 
-    from dpmtv.artifact import require_free
+    from dpmtv.artifact import require_writable
     from dpmtv.evaluation.demo import SETTINGS, run_demo
 
-    require_free(output)
+    require_writable(output)
     output.mkdir(parents=True, exist_ok=True)
     _quiet_transformers()
     with progress_bars() as progress:
@@ -166,9 +168,10 @@ def build(
     split: Split = None,
 ) -> None:
     """Turn private records into a task vector with an (ε, δ) guarantee per record or person."""
-    from dpmtv.artifact import require_free
+    from dpmtv.artifact import require_writable
     from dpmtv.data.demonstrations import check_images, read_demonstrations, require_good
     from dpmtv.data.formats import data_file, same_data
+    from dpmtv.data.work import require_report
     from dpmtv.options import PrivateClip, PublicWord, SelectionMode
     from dpmtv.pipeline import build_task_vector
     from dpmtv.privacy.statement import statement
@@ -179,7 +182,7 @@ def build(
     if query is not None:
         one_of("query", query, ("public", "private"))
     norm = None if clip is None else clip if clip in get_args(PrivateClip) else _number(clip)
-    require_free(output)
+    require_writable(output)
     if no_ledger and (ledger is not None or part):
         raise UserError("--no-ledger goes with neither --ledger nor --part")
     how = reading(
@@ -199,13 +202,14 @@ def build(
     if strict:
         require_good(check_images(rows), "the private file")
     others = public_records(public, public_option)
-    loaded = load(model, revision=revision, instruction=instruction, **model_options(model_option))
     if ledger is None and not no_ledger and (len(data) > 1 or not data[0].exists()):
         raise UserError("for several files, or data of a hub, name the ledger: --ledger FILE")
     beside = data_file(data[0])  # one data set, one ledger
     report = report or _beside(beside, ".report.json")
     book = None if no_ledger else ledger or _beside(beside, ".ledger")
     _apart(*map(data_file, data), output, report, book, work)
+    require_report(report)
+    loaded = load(model, revision=revision, instruction=instruction, **model_options(model_option))
     typer.echo(
         f"One release at ε = {epsilon:g}, δ = {delta:g} under {relation} per {unit or 'record'}. "
         f"Rows that cannot be used are passed over in silence: {report} (private) names them, "
@@ -243,7 +247,7 @@ def build(
             report=report,
             progress=progress,
         )
-    vector.save_pretrained(output)
+    _save(vector, output, (book or beside).parent)
     for line in statement(vector.certificate):
         typer.echo(line)
     typer.echo(f"Saved: {output}")
@@ -290,6 +294,38 @@ def _number(text: str) -> float:
 def _beside(data: Path, ending: str) -> Path:
     """Where a file about the data goes; the dots of a folder's name belong to the name."""
     return data.with_name(data.name + ending) if data.is_dir() else data.with_suffix(ending)
+
+
+def _save(vector: TaskVector, output: Path, beside: Path) -> None:
+    """Save a vector that is paid for: where it should go, or else wherever it can.
+
+    Raises:
+        UserError: it is not in ``output``; the text says where it is.
+    """
+    try:
+        vector.save_pretrained(output)
+        return
+    except (OSError, ArtifactError):  # a full disk, a share that is gone, a name taken meanwhile
+        pass
+    for place in (beside, Path(), None):  # None: the system's folder for temporary files
+        try:
+            folder = Path(tempfile.mkdtemp(prefix="task-vector-", dir=place)).resolve()
+        except OSError:
+            continue
+        try:
+            vector.save_pretrained(folder)
+            folder.chmod(0o700)  # nobody chose this place
+        except OSError:
+            shutil.rmtree(folder, ignore_errors=True)
+            continue
+        raise UserError(
+            f"the vector is saved in {folder} instead, because {output} cannot be written; "
+            "its budget is spent, so move it and do not build again"
+        )
+    raise UserError(
+        f"the vector is lost and its budget is spent: neither {output}, nor {beside}, the current "
+        "folder or the one for temporary files can be written"
+    )
 
 
 def _apart(*paths: Path | None) -> None:

@@ -8,6 +8,7 @@ build has succeeded. No noise is ever in it: a build that goes on draws its own.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -47,7 +48,9 @@ class WorkDirectory:
         try:
             values = np.load(path, allow_pickle=False)
         except (ValueError, EOFError):
-            raise DataError(f"{path} is damaged; delete the work directory.") from None
+            raise DataError(
+                f"{path} is damaged; delete this one file, and its chunk is made again."
+            ) from None
         return True, values if values.size else None
 
     def store(self, chunk: int, values: np.ndarray | None) -> None:
@@ -198,10 +201,33 @@ def write_report(
         "chunks": len(chunks),
         "null_chunks": [{"rows": [named(row) for row in chunks[j]]} for j in null],
     }
-    scratch = path.with_name(f".{path.name}.tmp")
+    scratch = _beside(path)
     with _private(scratch) as file:
         file.write((json.dumps(content, indent=1) + "\n").encode())
     os.replace(scratch, path)
+
+
+def require_report(path: Path) -> None:
+    """Refuse a report that cannot be written, before any work is done.
+
+    Raises:
+        DataError: the path is a folder, or its folder is missing or cannot be written.
+    """
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        scratch = _beside(path)
+        _private(scratch).close()
+        scratch.unlink()
+    except OSError as error:
+        raise DataError(
+            f"the report {path} cannot be written ({error.strerror}); name a file in a folder "
+            "that can be: --report FILE"
+        ) from None
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.tmp")
 
 
 def _private(path: Path) -> Any:
