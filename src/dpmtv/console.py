@@ -110,7 +110,9 @@ def print_cells(rows: Sequence[dict[str, Any]]) -> None:
             )
         console.print(table)
         first = found[0]
-        console.print(f"{first['n_test']} questions. Prompt: {first['prompt']}", style="dim")
+        deltas = sorted({row["delta"] for row in found if row["delta"] is not None})
+        said = "".join(f" δ = {delta:g}." for delta in deltas)
+        console.print(f"{first['n_test']} questions.{said} Prompt: {first['prompt']}", style="dim")
     console.print(
         "± is the standard error over draws; kept is the share of the gain in %: (x − zero-shot) / "
         "(task vector without noise − zero-shot).",

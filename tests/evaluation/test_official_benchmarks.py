@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import pickle
+import shlex
+import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +19,19 @@ from dpmtv.data.benchmark_files import FLOWERS
 from dpmtv.data.benchmarks import PROMPTS, SETS, read_set
 from dpmtv.data.images import load_image
 from dpmtv.errors import DataError, UserError
-from dpmtv.evaluation.benchmark import load_official, official_name
+from dpmtv.evaluation import study
+from dpmtv.evaluation.benchmark import (
+    BenchmarkTask,
+    asked_of,
+    load_benchmark,
+    load_official,
+    official_name,
+)
 from dpmtv.evaluation.official_metrics import OFFICIAL, outcomes
 from dpmtv.evaluation.runner import evaluate_benchmark
 from dpmtv.evaluation.settings import Settings
 from dpmtv.pipeline import build_task_vector
+from dpmtv.types import Demonstration
 
 from .official_files import COLOURS, MAKERS, draw, hub_copy, triples, vizwiz
 
@@ -242,8 +253,60 @@ def test_a_vector_is_built_on_the_private_part_and_tested_by_name(
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     assert [row["method"] for row in found][:2] == ["zero-shot", "dp-mtv"]
-    assert {row["n_test"] for row in found} == {8}
+    assert {row["n_test"] for row in found} == {8}  # all
     assert found[0]["metric"] == OFFICIAL[SETS[name].metrics][0].name
+
+
+def test_a_vector_is_asked_as_many_questions_as_told(folders, monkeypatch, tmp_path):
+    monkeypatch.setattr(cli.common, "_debug", False)
+    (tmp_path / "certificate.json").write_text("{}")
+    seen = []
+    monkeypatch.setattr(
+        cli.evaluate, "_evaluate_vector", lambda _folder, tested, *_: seen.extend(tested) or []
+    )
+    (tmp_path / "t.jsonl").write_text(
+        "".join(
+            json.dumps({"image": str(r.image), "question": r.question, "answer": r.answer}) + "\n"
+            for r in read_set("vqa-rad", folders["vqa-rad"]).private
+        )
+    )
+    named = f"vqa-rad={folders['vqa-rad']}"
+    for benchmark, options, count in (
+        (named, "", 8),
+        (named, "--n-test 3 --one-a-picture", 3),
+        (str(tmp_path / "t.jsonl"), "", 26),
+        (str(tmp_path / "t.jsonl"), "--n-test 3", 3),
+    ):
+        words = ["evaluate", str(tmp_path), "--benchmark", benchmark, "--json", *options.split()]
+        result = CliRunner().invoke(cli.app, words)
+        assert result.exit_code == 0, result.output
+        assert len(seen.pop().test) == count
+    result = CliRunner().invoke(cli.app, [*words, "--draws", "20", "--search-steps", "3"])
+    assert result.exit_code == 2
+    assert "--draws, --search-steps means nothing for a vector" in result.stderr
+
+
+def test_a_release_knows_the_questions_where_they_are_the_task(monkeypatch):
+    record = Demonstration("x.png", "What?", "yes")
+    few = [replace(record, question=f"Is it {i % 16}?") for i in range(40)]
+    asked = asked_of(BenchmarkTask("t", [record], few, []))
+    assert asked == tuple(sorted(f"Is it {i}?" for i in range(16)))
+    more = BenchmarkTask("t", [record], [*few, replace(record, question="And this?")], [])
+    assert asked_of(more) == ()
+    told = []
+    monkeypatch.setattr(study, "public_queries", lambda _public, asked: told.append(asked) or [])
+    monkeypatch.setattr(study, "public_values", lambda *_: None)
+    study.chunk_pool(None, [record], more, 1, 1, "public")
+    assert told == [()]
+    assert all(asked_of(task) for task in load_benchmark("embedded").tasks)
+
+
+def test_a_command_line_can_be_pasted(monkeypatch):
+    words = ["a b", "$x y", 'say "no"', "it's", "(1)", "0.5,none", "", "back\\ slash"]
+    monkeypatch.setattr(sys, "argv", ["dpmtv", *words])
+    typed = cli.evaluate.as_typed()
+    assert shlex.split(typed) == ["dpmtv", *words]
+    assert typed.startswith('dpmtv "a b" ')
 
 
 def test_the_command_measures_two_sets_side_by_side(folders, monkeypatch):

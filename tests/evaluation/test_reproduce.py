@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 
 from dpmtv import cli
 from dpmtv.data.benchmarks import SETS
-from dpmtv.errors import DataError
+from dpmtv.evaluation import benchmark as benchmarks
 from dpmtv.evaluation import reproduce
-from dpmtv.evaluation.benchmark import load_official
+from dpmtv.evaluation.benchmark import BenchmarkTask, load_official
 from dpmtv.evaluation.costs import (
     PAPER_MODELS,
     PAPER_SETS,
@@ -36,7 +36,6 @@ from dpmtv.evaluation.published import (
     PUBLISHED,
     Published,
     figure,
-    published_gain,
     read_published,
 )
 from dpmtv.evaluation.table_files import COLUMNS
@@ -208,13 +207,16 @@ def test_an_interrupted_run_goes_on_and_measures_only_the_rest(
     assert "The same command goes on" in stopped.stderr
     kept = {p.name: p.read_bytes() for p in (tmp_path / "out/cells").iterdir()}
     assert len(kept) == 3
+    broken = max((tmp_path / "out/cells").iterdir(), key=lambda p: p.stat().st_mtime_ns)
+    kept.pop(broken.name)
+    broken.write_text('["valid JSON", "but no cell"]')
     assert all(name.endswith(".json") for name in kept)
     assert not (tmp_path / "out/clip.csv").exists()
     measure.stop_at = None
     seen.clear()
     whole = run(*words)
-    assert len(seen) == 3
-    assert "3 of 6 cells were finished before" in whole.stderr
+    assert len(seen) == 4
+    assert "2 of 6 cells were finished before" in whole.stderr
     again = {p.name: p.read_bytes() for p in (tmp_path / "out/cells").iterdir()}
     assert len(again) == 6
     assert kept.items() <= again.items()
@@ -259,6 +261,7 @@ def test_a_set_that_is_too_small_says_so_in_its_cells(folders, tiny, run, tmp_pa
     words = ("--benchmark", f"dtd={folders['dtd']}", "--model", tiny, "--table", "chunks")
     shown = run(*words).stdout
     assert "too few records: has 20, needs 200" in shown
+    assert "δ = 1e-05." in shown
     rows = json.loads((tmp_path / "out/chunks.json").read_text("utf-8"))
     empty = [r for r in rows if r["mean"] is None]
     assert {r["value"] for r in empty} == {"m = 100"}
@@ -269,6 +272,16 @@ def test_a_set_that_is_too_small_says_so_in_its_cells(folders, tiny, run, tmp_pa
     small = ("--benchmark", f"vizwiz={folders['vizwiz']}", "--model", tiny, "--table", "clip")
     rows = json.loads(run(*small, *SMALL, "--shots", "4", "--json", small=False).stdout)
     assert "too few public records: has 4, for chunks of 5" in {r["note"] for r in rows}
+
+
+def test_a_delta_that_lets_a_record_out_says_so_in_its_cells():
+    wanted = cells("main", replace(DEFAULT, chunks=(2,), shots=1, delta=0.25))
+    task = BenchmarkTask("t", [None] * 4, [], [None] * 300)
+    notes = {cell.line.method: reproduce.missing(task, cell) for cell in wanted}
+    assert notes.pop("dp-mtv") == "delta is not below 1/records"
+    assert {*notes.values()} == {""}
+    wanted = cells("main", replace(DEFAULT, chunks=(2,), shots=1, delta=0.2))
+    assert {reproduce.missing(task, cell) for cell in wanted} == {""}
 
 
 def test_the_epsilon_table_measures_no_noise_once(folders, tiny, run, measured, monkeypatch):
@@ -306,17 +319,6 @@ def test_gains_are_of_the_vector_in_the_same_column():
 # --- published figures ------------------------------------------------------------------------
 
 
-def test_published_gains():
-    of = figure(PUBLISHED, "vizwiz", "", "dp-mtv", 1.0)
-    assert published_gain(PUBLISHED, of) == pytest.approx((50.4 - 35) / (55 - 35))
-    shot = figure(PUBLISHED, "vizwiz", "Qwen-VL", "4-shot")
-    assert published_gain(PUBLISHED, shot) == pytest.approx((42.0 - 35.2) / (45.6 - 35.2))
-    assert published_gain(PUBLISHED, figure(PUBLISHED, "flowers102", "", "dp-mtv", 1.0)) is None
-    assert figure(PUBLISHED, "dtd", "Qwen-VL", "dp-mtv", 1.0) is None
-    assert all(p.source and p.benchmark.split()[0] in SETS for p in PUBLISHED)
-    assert len({(p.benchmark, p.model, p.method, p.epsilon) for p in PUBLISHED}) == len(PUBLISHED)
-
-
 def test_figures_of_a_file_stand_beside_ours(folders, tiny, run, tmp_path, monkeypatch):
     path = tmp_path / "mine.csv"
     path.write_text(
@@ -327,7 +329,9 @@ def test_figures_of_a_file_stand_beside_ours(folders, tiny, run, tmp_path, monke
     given = ("--published", path, "--published-model", "Mine")
     words = ("--benchmark", f"vizwiz={folders['vizwiz']}", "--model", tiny, *given)
     monkeypatch.setitem(LINES, "main", LINES["main"][:5])
-    rows = json.loads(run(*words, "--json").stdout)
+    found = run(*words, "--json")
+    assert "no line of this table uses: vizwiz, Qwen-VL, zero-shot: 36 %\n" in found.stderr
+    rows = json.loads(found.stdout)
     of = {r["line"]: r for r in rows}
     assert of["DP-MTV, zero_out"]["published"] == 0.45
     assert of["DP-MTV, zero_out"]["published_gain"] == pytest.approx(0.75)
@@ -335,21 +339,6 @@ def test_figures_of_a_file_stand_beside_ours(folders, tiny, run, tmp_path, monke
     read = read_published(path)
     assert figure(read, "vizwiz", "Qwen-VL", "zero-shot").accuracy == 36
     assert len(read) == len(PUBLISHED) + 3
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("a,b\n1,2\n", "needs rows, and the columns benchmark"),
-        ("benchmark,model,method,epsilon,accuracy,source\n", "needs rows"),
-        ("benchmark,model,method,epsilon,accuracy,source\nx,y,z,,much,s\n", "row 1: accuracy"),
-        ("benchmark,model,method,epsilon,accuracy,source\nx,y,z,,5,\n", "needs a source"),
-    ],
-)
-def test_a_bad_file_of_figures_is_refused(tmp_path, content, message):
-    (tmp_path / "x.csv").write_text(content)
-    with pytest.raises(DataError, match=message):
-        read_published(tmp_path / "x.csv")
 
 
 def test_an_unknown_model_has_no_published_figures(folders, run):
@@ -375,7 +364,9 @@ def test_where_a_published_figure_belongs():
 # --- costs -----------------------------------------------------------------------------------
 
 
-def test_the_dry_run_says_what_is_counted_when_it_runs(folders, tiny, tmp_path):
+@pytest.mark.parametrize("known", [0, 16])
+def test_the_dry_run_says_what_is_counted_when_it_runs(folders, tiny, tmp_path, known, monkeypatch):
+    monkeypatch.setattr(benchmarks, "KNOWN_QUESTIONS", known)
     model = load_model(tiny)
     benchmark = load_official([("vizwiz", str(folders["vizwiz"]))], n_test=6)
     base = replace(DEFAULT, chunks=(3,), shots=2, draws=2, n_test=6, search_steps=3)
@@ -446,8 +437,32 @@ def test_the_pages_gpu_hours_are_the_functions(monkeypatch):
         ("--benchmark dtd={dtd} --benchmark dtd={dtd} --model embedded", "once"),
         ("--benchmark dtd={dtd} --model embedded --tokens-per-picture 9", "--dry-run"),
         ("--benchmark dtd={dtd} --model /nowhere/at/all", "cannot load"),
+        ("--benchmark dtd=/nowhere --model embedded --epsilon 0", "epsilon must be a positive"),
+        ("--benchmark dtd=/nowhere --model embedded --delta 1", "delta must lie between"),
     ],
 )
 def test_mistakes_are_the_users_and_told(folders, run, words, message):
     given = words.format(dtd=folders["dtd"]).split()
     assert message in run(*given, code=2).stderr
+
+
+def test_a_folder_that_cannot_be_used_is_refused_before_a_pass(
+    folders, tiny, measured, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tiny)
+    (tmp_path / "file").write_text("")
+    (tmp_path / "half").mkdir()
+    (tmp_path / "half/cells").write_text("")
+    words = ["reproduce", "--benchmark", f"dtd={folders['dtd']}", "--model", "."]
+    for given, named in (
+        ([], f"reproduction-{tiny.name} lies in the model's folder"),
+        (["-o", tiny / "out"], "lies in the model's folder"),
+        (["-o", tmp_path / "file"], str(tmp_path / "file")),
+        (["-o", tmp_path / "half"], str(tmp_path / "half/cells")),
+        (["-o", "/proc/x"], "/proc/x cannot be written"),
+    ):
+        result = CliRunner().invoke(cli.app, [*words, *map(str, given)])
+        assert result.exit_code == 2, result.output
+        assert named in result.stderr
+    assert measured[0] == []
+    assert not any("reproduction" in path.name for path in tiny.iterdir())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,8 +40,16 @@ if TYPE_CHECKING:
     from dpmtv.types import Demonstration
 
 
+# Options of the measuring of a model, which ask nothing of a vector.
+_OF_A_MODEL = (
+    *("tasks", "public", "methods", "geometries", "relations", "epsilons", "delta", "chunks"),
+    *("records", "shots", "draws", "patch", "sealed", "search_steps"),
+)
+
+
 @command
 def evaluate(
+    context: typer.Context,
     target: Annotated[str, typer.Argument(help="A task vector folder, or a model.")],
     benchmark: Annotated[
         list[str],
@@ -84,7 +93,10 @@ def evaluate(
     ] = "",
     shots: Annotated[int, typer.Option(min=1, help="K, where the query is private.")] = 4,
     draws: Annotated[int, typer.Option(min=1, help="Draws of records and noise.")] = 20,
-    n_test: Annotated[int, typer.Option(min=1, help="Test queries a task.")] = 100,
+    n_test: Annotated[
+        int | None,
+        typer.Option(min=1, help="Test queries a task: by default 100, for a vector all."),
+    ] = None,
     patch: Annotated[str, typer.Option(help="prompt or every-step.")] = "every-step",
     sealed: Annotated[
         bool, typer.Option("--sealed", help="Test on sealed.jsonl: for figures to be published.")
@@ -120,6 +132,12 @@ def evaluate(
     if one_a_picture and not named:
         raise UserError("--one-a-picture means nothing without --benchmark NAME=FOLDER")
     if (Path(target) / "certificate.json").is_file():
+        given = [o for o in _OF_A_MODEL if _typed(context, o)]
+        if given:
+            raise UserError(
+                ", ".join(f"--{option.replace('_', '-')}" for option in given)
+                + " means nothing for a vector, which is measured as it is"
+            )
         if instruction is not None:
             raise UserError("a vector is asked with the instruction that it was made with")
         how = reading(
@@ -132,10 +150,10 @@ def evaluate(
             split=split,
         )
         if named:
-            tested = list(load_official(named).tasks)
+            tested = [*load_official(named, one_a_picture=one_a_picture, n_test=n_test).tasks]
         else:
             test = _test_records(benchmark, format=format, **how)
-            tested = [BenchmarkTask("test file", [], test, [])]
+            tested = [BenchmarkTask("test file", [], test[:n_test], [])]
         rows = _evaluate_vector(
             Path(target), tested, model, max_new_tokens, model_options(model_option)
         )
@@ -144,6 +162,7 @@ def evaluate(
         from dpmtv.evaluation.settings import GEOMETRIES, METHODS, Settings
 
         one_of("patch", patch, ("prompt", "every-step"))
+        n_test = n_test or 100
         settings = Settings(
             methods=_listed("methods", methods, METHODS),
             geometries=_listed("geometries", geometries, tuple(GEOMETRIES)),
@@ -183,6 +202,11 @@ def evaluate(
 
 
 # --- helpers -------------------------------------------------------------------------------
+
+
+def _typed(context: typer.Context, option: str) -> bool:
+    source = context.get_parameter_source(option)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def _test_records(files: Sequence[str], **how: Any) -> list[Demonstration]:
@@ -237,4 +261,9 @@ def _integers(option: str, text: str) -> tuple[int, ...]:
 
 def as_typed() -> str:
     """The command line, for rows that name what reproduces them."""
-    return " ".join(["dpmtv", *(f'"{a}"' if " " in a else a for a in sys.argv[1:])])
+    return " ".join(["dpmtv", *map(_quoted, sys.argv[1:])])
+
+
+def _quoted(word: str) -> str:
+    """As `shlex.quote`, in double quotes where nothing but blanks asks for any."""
+    return f'"{word}"' if " " in word and not {*word} & {*'"\\$`!'} else shlex.quote(word)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -88,10 +89,12 @@ def reproduce(
     """
     from dpmtv.evaluation.benchmark import load_official, official_name
     from dpmtv.evaluation.paper_tables import DEFAULT, TABLES, cells
-    from dpmtv.evaluation.published import MODELS, PUBLISHED, read_published
-    from dpmtv.evaluation.reproduce import Reproduction, reproduce, table_rows
+    from dpmtv.evaluation.published import MODELS, PUBLISHED, doubts, read_published
+    from dpmtv.evaluation.reproduce import Reproduction, published_keys, reproduce, table_rows
     from dpmtv.evaluation.table_files import csv_text, latex_text, notes
+    from dpmtv.privacy.accounting import check_budget
 
+    check_budget(epsilon, delta)
     one_of("table", table, TABLES)
     one_of("patch", patch, ("prompt", "every-step"))
     named = [official_name(text) for text in benchmark]
@@ -122,6 +125,10 @@ def reproduce(
         asked = min(n_test, len(found.tasks[0].test))
         return cells(table, replace(base, n_test=asked))  # type: ignore[arg-type]
 
+    name = Path(model).resolve().name if Path(model).is_dir() else Path(model).name
+    folder = output or Path(f"reproduction-{name}")
+    if not dry_run:
+        _check_folder(folder, model)
     how: dict[str, Any] = {"revision": revision, "instruction": instruction}
     how |= model_options(model_option)
     running = None if tokens_per_picture else load(model, **how)
@@ -134,11 +141,15 @@ def reproduce(
         print_json(costs) if json_ else print_costs(costs)
         return
     assert running is not None
-    name = Path(model).name
-    folder = output or Path(f"reproduction-{name}")
-    folder.mkdir(parents=True, exist_ok=True)
     model_type = running.model.config.model_type
     paper_model = published_model or MODELS.get(model_type, model_type)
+    asked = {
+        key
+        for one, found in loaded.items()
+        for key in published_keys(table, one, cells_of(found), paper_model)  # type: ignore[arg-type]
+    }
+    for doubt in doubts((p for p in figures if p not in PUBLISHED), asked):
+        typer.secho(f"warning: {doubt}", err=True, fg="yellow")
     try:
         with progress_bars() as progress:
             runs = [
@@ -172,6 +183,24 @@ def reproduce(
             f"{', '.join(MODELS.values())}, --published adds figures."
         )
     typer.echo(f"Written: {table}.csv, {table}.tex and {table}.json in {folder}")
+
+
+def _check_folder(folder: Path, model: str) -> None:
+    """Make the folder of cells; refuse one that cannot be written, or is the model's."""
+    if Path(model).is_dir() and folder.resolve().is_relative_to(Path(model).resolve()):
+        raise UserError(
+            f"{folder} lies in the model's folder, whose files decide which cells are the same; "
+            "name another with -o"
+        )
+    for place in (folder, folder / "cells"):
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=place):
+                pass
+        except OSError as error:
+            raise UserError(
+                f"{place} cannot be written as a folder ({error.strerror}); name another with -o"
+            ) from None
 
 
 def _costs(

@@ -57,6 +57,18 @@ class BenchmarkTask:
     tokens: int = 0
 
 
+KNOWN_QUESTIONS = 16  # at most, of a task whose questions are the task: known to its builder
+
+
+def asked_of(task: BenchmarkTask) -> tuple[str, ...]:
+    """The questions that a vector will be asked, in order; () where a task has too many to know.
+
+    With more, a build would be told literal test questions.
+    """
+    questions = sorted({r.question for r in task.test})
+    return tuple(questions) if len(questions) <= KNOWN_QUESTIONS else ()
+
+
 @dataclass(frozen=True)
 class Benchmark:
     """Tasks and the public records of other rules, or the word for generated ones."""

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dpmtv.data.benchmarks import SETS
+from dpmtv.evaluation.benchmark import asked_of
 from dpmtv.evaluation.paper_tables import DEFAULT, TABLES, cells
 from dpmtv.evaluation.settings import GEOMETRIES
 from dpmtv.evaluation.study import pool_size
 from dpmtv.models.atoms import CANDIDATES, MOST_CLASSES, MOST_PASSES
 from dpmtv.models.atoms import QUERIES as TRIED
 from dpmtv.private_choices import MADE_UP_WORDS as WORDS
-from dpmtv.private_choices import band_masks
+from dpmtv.private_choices import NEUTRAL_QUESTION, band_masks
 from dpmtv.public_tasks import QUERIES, public_chunks
 from dpmtv.types import HeadLayout, Prompt
 
@@ -41,11 +42,12 @@ class Sizes:
     Args:
         private, public, test: numbers of records.
         query: tokens of a zero-shot prompt, pictures included.
+        made_up: the same of the prompts that a build without public records makes up.
         shown: tokens that a demonstration adds.
         answer: tokens of a wanted answer, its end included.
         longest: tokens that an answer may have.
         classes: different answers of the public records; few are decoded.
-        questions: different questions of the test.
+        questions: different questions of the test if they are known, or 1, the neutral one.
         pictures: of a record.
         layers: of the model.
     """
@@ -54,11 +56,12 @@ class Sizes:
     public: int
     test: int
     query: float
+    made_up: float
     shown: float
     answer: float
     longest: int
     classes: int = MOST_CLASSES + 1
-    questions: int = QUERIES
+    questions: int = 1
     pictures: int = 1
     layers: int = 32
 
@@ -114,11 +117,11 @@ def cell_cost(cell: Cell, n: Sizes) -> Cost:
         chunks, formations = pool_size(s, n.private, "private")
         voters = min(s.draws * cell.chunks, chunks * min(formations, s.draws), n.private)
         found += asked * voters + masks * (s.draws * cell.chunks)
-        found += _made_up(n) + _shown(n, 4) * (min(QUERIES, n.questions) * s.draws)
+        found += _made_up(n) + _shown(_of_made_up(n), 4) * (min(QUERIES, n.questions) * s.draws)
     elif line.geometry == "private-only":
         pool, _ = pool_size(s, n.private, "public")
         records = min(pool, s.draws * cell.chunks)
-        shown = _shown(n, 1) * min(QUERIES, n.questions)
+        shown = _shown(replace(n, query=n.made_up), 1) * min(QUERIES, n.questions)
         found += (shown + asked + masks) * records + _made_up(n)
     else:
         found += asked * ((TRIED + FIRST_TOKENS) * s.draws)
@@ -181,7 +184,13 @@ def _search(n: Sizes, steps: int, examples: int) -> Cost:
 
 def _made_up(n: Sizes) -> Cost:
     """Frequent words, shown of a grey picture: clip norms without public records."""
-    return (_shown(n, 1) * WORDS + Cost(n.query, n.pictures) * 2) * min(QUERIES, n.questions)
+    made = _shown(_of_made_up(n), 1) * WORDS + Cost(n.made_up, n.pictures) * 2
+    return made * min(QUERIES, n.questions)
+
+
+def _of_made_up(n: Sizes) -> Sizes:
+    """The sizes of prompts whose demonstrations are made up too."""
+    return replace(n, query=n.made_up, shown=n.shown + n.made_up - n.query)
 
 
 def _bands(layers: int) -> int:
@@ -201,6 +210,7 @@ def measured_sizes(model: VisionLanguageModel, task: BenchmarkTask) -> Sizes:
         return tokens
 
     shown, asked = task.private[:_TRIED], task.test[:_TRIED]
+    made_up = [replace(task.test[0].query, question=q) for q in _made_up_questions(task)]
     bare = np.mean([length(Prompt((), r.query)) for r in asked])
     one = [length(Prompt((shown[i % len(shown)],), r.query)) for i, r in enumerate(asked)]
     answers = [len(model.answer_ids(Prompt((), r.query), r.answer)) for r in shown]
@@ -208,6 +218,7 @@ def measured_sizes(model: VisionLanguageModel, task: BenchmarkTask) -> Sizes:
     return _sizes(
         task,
         query=float(bare),
+        made_up=float(np.mean([length(Prompt((), q)) for q in made_up])),
         shown=float(np.mean(one) - bare),
         answer=float(np.mean(answers)),
         longest=max(task.tokens, *most),
@@ -218,22 +229,28 @@ def measured_sizes(model: VisionLanguageModel, task: BenchmarkTask) -> Sizes:
 def assumed_sizes(task: BenchmarkTask, per_picture: int) -> Sizes:
     """The same without a model: four characters a token, and twenty tokens of format a turn."""
     shown, asked = task.private[:_TRIED], task.test[:_TRIED]
+    made_up = _made_up_questions(task)
     pictures = per_picture * len(task.test[0].query.images)
     answer = float(np.mean([len(r.answer) / 4 + 2 for r in shown]))
     return _sizes(
         task,
         query=pictures + 20 + float(np.mean([len(r.question) / 4 for r in asked])),
+        made_up=pictures + 20 + float(np.mean([len(q) / 4 for q in made_up])),
         shown=pictures + 20 + float(np.mean([len(r.question) / 4 for r in shown])) + answer,
         answer=answer,
         longest=max(task.tokens, *(len(r.answer) // 4 + 4 for r in task.test)),
     )
 
 
+def _made_up_questions(task: BenchmarkTask) -> Sequence[str]:
+    return asked_of(task)[:QUERIES] or (NEUTRAL_QUESTION,)
+
+
 def _sizes(task: BenchmarkTask, **lengths: Any) -> Sizes:
     return Sizes(
         *(len(task.private), len(task.same_rule), len(task.test)),
         classes=len({r.answer for r in task.same_rule}),
-        questions=len({r.question for r in task.test}),
+        questions=len(asked_of(task)) or 1,
         pictures=len(task.test[0].query.images),
         **lengths,
     )
@@ -293,6 +310,7 @@ def paper_sizes(name: str, model: str) -> Sizes:
     return Sizes(
         *(private, public, test),
         query=length,
+        made_up=length,
         shown=length + answer,
         answer=answer,
         longest=SETS[name].tokens,

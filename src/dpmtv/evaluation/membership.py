@@ -36,6 +36,7 @@ from dpmtv.audit.one_run import LEAST_CANARIES
 from dpmtv.audit.two_worlds import Claim
 from dpmtv.data.demonstrations import require_good
 from dpmtv.errors import DataError
+from dpmtv.evaluation.benchmark import asked_of
 from dpmtv.evaluation.membership_attacks import LinearRelease, as_released, contribution
 from dpmtv.models.choosing import choose_decoded_public
 from dpmtv.models.lexicon import first_tokens
@@ -207,7 +208,7 @@ class _Trial:
         self, known: _Known, task: BenchmarkTask, kind: str, rng: np.random.Generator
     ) -> None:
         self.known, self.task, self.kind, self.rng = known, task, kind, rng
-        self.asked = sorted({r.question for r in task.test})
+        self.asked = asked_of(task)
         self.words = sorted({r.answer for r in task.private})
         n = known.settings.records
         self.slots = slots = n // SHARE
@@ -352,7 +353,7 @@ class _Trial:
             public=known.public,
             queries=self._queries(),
             asked=self.asked,
-            shown=known.shown.setdefault(tuple(self.asked), {}),
+            shown=known.shown.setdefault(self.asked, {}),
         )
 
     def _odd(self, record: Demonstration) -> Demonstration:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpmtv.errors import PrivacyParameterError
+from dpmtv.evaluation.benchmark import asked_of
 from dpmtv.geometry import geometry_from_public
 from dpmtv.models.mask_loss import MaskLoss
 from dpmtv.pipeline import calibrate_for
@@ -45,7 +46,7 @@ class PrivateOnly:
 
     Args:
         model: the model.
-        task: its records, and the questions that are taken as known.
+        task: its records, and its questions, which are taken as known if they are few.
         patch: patch mode.
         delta: δ.
     """
@@ -58,7 +59,7 @@ class PrivateOnly:
     votes: dict[tuple[str, int], np.ndarray] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.queries = made_up_queries(sorted({r.question for r in self.task.test}))
+        self.queries = made_up_queries(asked_of(self.task))
         self.bare = bare_values(self.model, self.queries)
         self.geometry_of = made_up_geometry(self.model, 1, self.queries)
         records = self.task.private

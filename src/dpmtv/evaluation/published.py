@@ -6,19 +6,30 @@
 from __future__ import annotations
 
 import csv
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dpmtv.data.benchmarks import SETS
 from dpmtv.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Set as AbstractSet
     from pathlib import Path
 
 MODELS = {"qwen": "Qwen-VL", "llava_llama": "ViLA-1.5", "idefics2": "Idefics2"}
 """Hugging Face model type → the name that the papers' tables have."""
 
 COLUMNS = ("benchmark", "model", "method", "epsilon", "accuracy", "source")
+BENCHMARKS = (*SETS, *(f"{name} triples" for name, of in SETS.items() if of.triples))
+
+Key = tuple[str, str, str, float | None]  # benchmark, model, method and ε of a figure
+
+_METHOD = re.compile(
+    r"zero-shot|[1-9]\d*-shot|task vector( [1-9]\d*x[1-9]\d*)?|dp-mtv( without public data)?"
+)
+_LISTED = 5  # figures that a warning names
 
 
 @dataclass(frozen=True)
@@ -87,7 +98,8 @@ def read_published(path: Path, known: Sequence[Published] = PUBLISHED) -> tuple[
     """The known figures and those of a CSV file, which come first where both have one.
 
     Raises:
-        DataError: a column is missing, or a row has no number where one is needed.
+        DataError: a column is missing, or a row has no number where one is needed, more columns
+            than the header, or a benchmark or method that is not known.
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -100,6 +112,8 @@ def read_published(path: Path, known: Sequence[Published] = PUBLISHED) -> tuple[
     for number, row in enumerate(rows, start=1):
         text = {name: (row[name] or "").strip() for name in COLUMNS}
         where = f"{path}, row {number}"
+        if None in row:  # what csv calls cells without a heading
+            raise DataError(f"{where} has more columns than the header; quote what has a comma")
         try:
             epsilon = float(text["epsilon"]) if text["epsilon"] else None
             accuracy = float(text["accuracy"])
@@ -107,11 +121,52 @@ def read_published(path: Path, known: Sequence[Published] = PUBLISHED) -> tuple[
             raise DataError(f"{where}: accuracy (in %) or epsilon is no number") from None
         if not text["source"] or not 0 <= accuracy <= 100:
             raise DataError(f"{where}: a figure needs a source, and is from 0 to 100 %")
+        if text["benchmark"] not in BENCHMARKS:
+            raise DataError(f"{where}: benchmark must be one of {', '.join(BENCHMARKS)}")
+        if not _METHOD.fullmatch(text["method"]):
+            raise DataError(
+                f"{where}: method must be zero-shot, 4-shot (any K), task vector, task vector "
+                "25x100 (K x m), dp-mtv, or dp-mtv without public data"
+            )
         names = (text["benchmark"], text["model"], text["method"])
         found.append(Published(*names, epsilon, accuracy, text["source"]))
     given = {(p.benchmark, p.model, p.method, p.epsilon) for p in found}
     kept = [p for p in known if (p.benchmark, p.model, p.method, p.epsilon) not in given]
     return (*found, *kept)
+
+
+def doubts(given: Iterable[Published], asked: AbstractSet[Key]) -> Iterator[str]:
+    """What may be wrong with figures of a file, a line for each sort.
+
+    Args:
+        given: those figures.
+        asked: what the lines of a table look for; figures of these data sets without a model stand
+            under it.
+    """
+    given = tuple(given)
+    small = [p for p in given if p.accuracy <= 1]
+    if small:
+        yield f"accuracies are in %; a share of one? {_listed(small)}"
+    shown = {benchmark for benchmark, *_ in asked}
+    unused = [
+        p
+        for p in given
+        if (p.benchmark, p.model, p.method, p.epsilon) not in asked
+        and (p.model or p.benchmark not in shown)
+    ]
+    if unused:
+        yield f"published figures that no line of this table uses: {_listed(unused)}"
+
+
+def _listed(figures: Sequence[Published]) -> str:
+    named = [
+        ", ".join(filter(None, (p.benchmark, p.model, p.method)))
+        + ("" if p.epsilon is None else f", ε = {p.epsilon:g}")
+        + f": {p.accuracy:g} %"
+        for p in figures[:_LISTED]
+    ]
+    rest = len(figures) - _LISTED
+    return "; ".join(named) + (f"; and {rest} more" if rest > 0 else "")
 
 
 def figure(

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from dpmtv.evaluation.benchmark import Benchmark, BenchmarkTask
     from dpmtv.evaluation.paper_tables import Cell, Table
-    from dpmtv.evaluation.published import Published
+    from dpmtv.evaluation.published import Key, Published
     from dpmtv.evaluation.study import PublicWork, Study
     from dpmtv.models.adapters import VisionLanguageModel
     from dpmtv.models.atoms import Shown
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     Row = dict[str, Any]
 
 ZERO = Setting("zero-shot")
+_COSTS = ("seconds", "passes", "tokens", "public_seconds", "public_tokens")
+_KEPT = {"rows", "note", *_COSTS}  # of every cell
 
 
 @dataclass
@@ -103,7 +105,10 @@ class Reproduction:
             kept: dict[str, Any] = json.loads(self.path(cell).read_text("utf-8"))
         except (FileNotFoundError, ValueError):  # not there, or damaged since
             return None
-        return kept
+        # What p-values of all cells are against is kept with zero-shot alone.
+        needed = _KEPT | ({"scores"} if cell.line.method == ZERO.method else set())
+        whole = isinstance(kept, dict) and needed <= {*kept} and isinstance(kept["rows"], list)
+        return kept if whole else None
 
     def run(self, cell: Cell, zero: np.ndarray | None) -> dict[str, Any]:
         """Measure a cell and keep it.
@@ -168,13 +173,17 @@ class Reproduction:
 
 
 def missing(task: BenchmarkTask, cell: Cell) -> str:
-    """Why a data set is too small for a cell, or nothing."""
+    """Why a cell has no figure, its data set too small or its δ too large; or nothing."""
     if len(task.private) < cell.records:
         return f"too few records: has {len(task.private)}, needs {cell.records}"
     for query in cell.public_queries:
         size = cell.settings.size(query)
         if public_chunks(len(task.same_rule), size)[1] < 1:
             return f"too few public records: has {len(task.same_rule)}, for chunks of {size}"
+    # One record in n, published at random, is (0, 1/n)-private.
+    s = cell.settings
+    if cell.line.method == "dp-mtv" and s.epsilons[0] is not None and s.delta >= 1 / cell.records:
+        return "delta is not below 1/records"
     return ""
 
 
@@ -212,7 +221,8 @@ def reproduce(
     # Zero-shot first, which the others are compared with; then cells of the same chunks together.
     order = [sorted(cells(run), key=lambda c: (c.records, c.query == "public")) for run in runs]
     total, done = sum(map(len, order)), 0
-    there = sum(run.path(cell).exists() for run, of in zip(runs, order, strict=True) for cell in of)
+    finished = (run.finished(cell) for run, of in zip(runs, order, strict=True) for cell in of)
+    there = sum(kept is not None for kept in finished)
     if there:
         told(f"{there} of {total} cells were finished before")
     for run, of in zip(runs, order, strict=True):
@@ -280,8 +290,7 @@ def _rows(
         "line": cell.line.label,
         "value": cell.value,
         "cell": run.key(cell),
-        **{k: found.get(k) for k in ("seconds", "passes", "tokens")},
-        **{k: found.get(k) for k in ("public_seconds", "public_tokens")},
+        **{k: found.get(k) for k in _COSTS},
         "note": found["note"],
     }
     epsilon = s.epsilons[0]
@@ -301,6 +310,13 @@ def _rows(
             "published_gain": None if known is None else published_gain(published, known),
             "published_source": "" if known is None else known.source,
         }
+
+
+def published_keys(table: Table, name: str, cells: Sequence[Cell], model: str) -> set[Key]:
+    """What published figures beside a data set's cells are found by."""
+    named = {(_published_method(table, c), c.settings.epsilons[0]) for c in cells}
+    named.add(("task vector", None))  # gains are shares of its
+    return {(name, model, method, epsilon) for method, epsilon in named if method}
 
 
 def _published_method(table: Table, cell: Cell) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 
 from dpmtv.data.partition import partition
 from dpmtv.errors import DataError
+from dpmtv.evaluation.benchmark import asked_of
 from dpmtv.evaluation.official_metrics import outcomes
 from dpmtv.evaluation.private_only import PrivateOnly
 from dpmtv.evaluation.rivals import Rivals, with_words
@@ -288,7 +289,7 @@ class _Measure:
         range_: float,
     ) -> np.ndarray:
         """As `choose_decoded`, with passes kept from draw to draw."""
-        study, asked = self.study, sorted({r.question for r in self.task.test})
+        study, asked = self.study, asked_of(self.task)
         played = task or self.task  # without one, none of its records is asked
         if played.name not in self.asked:
             self.asked[played.name] = MaskLoss(
@@ -303,7 +304,7 @@ class _Measure:
             public=study.records,
             queries=public_queries(study.records, asked),
             asked=asked,
-            shown=study.shown.setdefault(tuple(asked), {}),
+            shown=study.shown.setdefault(asked, {}),
         )
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from dpmtv.data.demonstrations import require_good
 from dpmtv.data.partition import partition
 from dpmtv.errors import DataError
+from dpmtv.evaluation.benchmark import asked_of
 from dpmtv.evaluation.settings import GEOMETRIES, Recipe, Setting, Settings
 from dpmtv.models.synthetic import public_records
 from dpmtv.pipeline import relative_noise, weight_steps
@@ -155,7 +156,7 @@ def chunk_pool(
 
     Args:
         model: the model.
-        public: where public queries come from; the task's own questions are taken as public.
+        public: where public queries come from; a task's few questions are taken as public.
         task: whose records are cut.
         chunks: how many.
         size: records of each.
@@ -167,7 +168,7 @@ def chunk_pool(
     """
     queries = []
     if query == "public":
-        queries = public_queries(public, sorted({r.question for r in task.test}))
+        queries = public_queries(public, asked_of(task))
     slots = partition(len(task.private), chunks, size, _formation_key(formation))
     rows = [[task.private[i] for i in chunk] for chunk in slots]
     return public_values(model, rows, queries)
