@@ -13,6 +13,7 @@ from tests.data.test_formats import ONLY_PLAIN, PLAIN, WRITERS
 from typer.testing import CliRunner
 
 from dpmtv import cli
+from dpmtv.console import progress_bars
 from dpmtv.data.check import check_data
 from dpmtv.data.formats import ReadOptions, iter_entries
 
@@ -253,3 +254,11 @@ def test_a_build_opens_only_the_images_it_needs(run, tmp_path, monkeypatch):
     words = ["-o", tmp_path / "v", *QUICK, "--chunks", 5]
     assert run("build", "embedded", file, *words)[0] == 0
     assert len({name for name in opened if name.startswith("x")}) == 10, "5 chunks of 2 records"
+
+
+def test_a_log_file_has_a_line_for_each_part_of_the_work(capsys):
+    with progress_bars() as progress:
+        for done in (1, 2):
+            progress("head search", done, 200)
+        progress("private chunks", 1, 60)
+    assert capsys.readouterr().err.split("\n")[:2] == ["head search: 200", "private chunks: 60"]

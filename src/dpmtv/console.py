@@ -355,7 +355,7 @@ def _cell(row: dict[str, Any] | None, spread: bool) -> str:
 
 @contextmanager
 def progress_bars() -> Iterator[Progress]:
-    """A bar with remaining time for each part of the work, on standard error."""
+    """A bar with remaining time for each part of the work, on standard error; a line in a file."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -379,6 +379,8 @@ def progress_bars() -> Iterator[Progress]:
         def report(what: str, done: int, total: int) -> None:
             if what not in known:
                 known[what] = bars.add_task(what, total=total)
+                if not bars.console.is_terminal:
+                    bars.console.print(f"{what}: {total}", highlight=False)
             bars.update(known[what], completed=done, total=total)
 
         yield report
