@@ -270,10 +270,8 @@ def print_ledger(history: History) -> None:
 
 
 def _cost(event: Event) -> str:
-    from dpmtv.types import GaussianEvent, ParallelEvent
+    from dpmtv.types import GaussianEvent
 
-    if isinstance(event, ParallelEvent):
-        return " or ".join(", ".join(map(_cost, group)) for group in event.groups)
     if isinstance(event, GaussianEvent):
         return f"{event.delta2 / event.sigma:.4g}"
     return f"E = {event.range:.4g}" + (f" × {event.count}" if event.count > 1 else "")

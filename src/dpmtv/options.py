@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
     from dpmtv.data.demonstrations import BadRow
 
-SelectionMode = Literal["public", "released", "all", "private", "private-top-k"]
+SelectionMode = Literal["public", "released", "all", "private"]
 QueryMode = Literal["public", "private"]
 PatchMode = Literal["prompt", "every-step"]
-PrivateClip = Literal["private", "private-steps"]
+PrivateClip = Literal["private"]
 PublicWord = Literal["synthetic", "none"]
 NONE = "none"
 

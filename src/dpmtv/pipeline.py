@@ -43,7 +43,6 @@ from dpmtv.privacy.mechanisms import GaussianMean, calibrate
 from dpmtv.privacy.sensitivity import NeighbourRelation
 from dpmtv.private_choices import (
     PrivateVotes,
-    bare_values,
     made_up_geometry,
     made_up_queries,
     plan_choices,
@@ -66,7 +65,7 @@ if TYPE_CHECKING:
     from dpmtv.models.adapters import VisionLanguageModel
     from dpmtv.options import PrivateClip, PublicWord, QueryMode, SelectionMode
     from dpmtv.public_tasks import Progress
-    from dpmtv.types import GaussianEvent, SingleEvent
+    from dpmtv.types import Event, GaussianEvent
 
 
 def build_task_vector(
@@ -82,7 +81,6 @@ def build_task_vector(
     population: int | None = None,
     selection: SelectionMode | None = None,
     selection_epsilon: float | None = None,
-    selection_split: float | None = None,
     query: QueryMode | None = None,
     asked: Sequence[str] = (),
     chunks: int | None = None,
@@ -143,15 +141,11 @@ def build_task_vector(
         population: a public number that stands for n under ``"add_remove"``.
         selection: ``"public"`` selects heads first, patching public vectors, and releases only
             those; ``"private"`` lets the private records choose among bands of layers by the
-            exponential mechanism, ``"private-top-k"`` single heads by noisy scores, and then
-            releases these; ``"released"`` (the paper) releases every head and then selects by
-            patching the released vector; ``"all"`` releases and patches every head. By default
-            public, or private with ``public="none"``.
-        selection_epsilon: the part of ε for a private selection, the range of all its picks
-            together; a tenth of ε by default, with a split all that a private clip norm leaves.
-        selection_split: the share of the chunks that vote on a private selection (and clip norm)
-            and do nothing else, while the others make the vector. They share no unit, so each part
-            has all of (ε, δ), but the vector is the mean of fewer chunks. Without, all do both.
+            exponential mechanism, and then releases these; ``"released"`` (the paper) releases
+            every head and then selects by patching the released vector; ``"all"`` releases and
+            patches every head. By default public, or private with ``public="none"``.
+        selection_epsilon: the part of ε for a private selection, the range of its pick; a tenth of
+            ε by default.
         query: ``"public"`` ends every chunk's prompt with public questions about public images
             (the mean over a few of them counts), so that every record is a demonstration and
             may be a chunk alone; ``"private"`` (the paper) with one more record of the chunk.
@@ -161,7 +155,7 @@ def build_task_vector(
         chunks: m; by default as many as the records fill.
         shots: K demonstrations a chunk: 1 by default with public queries, 4 with private ones.
         clip: one clip norm, in place of public ones; ``"private"`` picks one near the private
-            median by the exponential mechanism, ``"private-steps"`` by noisy counts.
+            median by the exponential mechanism.
         clip_epsilon: the part of ε for a private clip norm; a tenth of ε by default.
         per_layer: clip layer by layer, as the paper does, and not all released heads together.
         choice: the part of ε, as the range E of an exponential mechanism, that goes into a private
@@ -188,7 +182,7 @@ def build_task_vector(
     shots = SHOTS[query] if shots is None else shots
     selection = selection or ("private" if public == NONE else "public")
     check_options(data, public, selection, query, shots, clip, per_layer)
-    plan = plan_choices(selection, clip, epsilon, selection_epsilon, clip_epsilon, selection_split)
+    plan = plan_choices(selection, clip, epsilon, selection_epsilon, clip_epsilon)
     number = clip if isinstance(clip, int | float) else None
     learned = (
         selection.startswith(("public", "private"))
@@ -207,10 +201,7 @@ def build_task_vector(
     if chunks is None:
         chunks = max(1, n // units_in_a_chunk(size, per_unit))
     plan.check(chunks)
-    voting = plan.voting(chunks)
-    made = chunks - (voting or 0)  # so many make the vector
-    events = plan.events(model.layout)
-    beside, apart = ((*events, *decoding), ()) if voting is None else (decoding, events)
+    beside = (*plan.events, *decoding)
     form = partial(
         form_chunks,
         units,
@@ -228,11 +219,10 @@ def build_task_vector(
         epsilon=epsilon,
         delta=delta,
         relation=relation,
-        chunks=made,
+        chunks=chunks,
         clip_norms=(1.0 if number is None else number,),
         block_sizes=(layout.size,),
         beside=beside,
-        apart=apart,
     )
     book = None
     if ledger is not None and Path(ledger).exists():
@@ -268,7 +258,7 @@ def build_task_vector(
 
     votes = None
     if plan.any:
-        votes = PrivateVotes(model, plan, queries, bare_values(model, queries), patch, voting)
+        votes = PrivateVotes(model, plan, queries, patch)
         votes.preflight(shots)
     heads = every_head
     if selection == "public":
@@ -279,9 +269,8 @@ def build_task_vector(
         epsilon=epsilon,
         delta=delta,
         relation=relation,
-        chunks=made,
+        chunks=chunks,
         beside=beside,
-        apart=apart,
     )
     mechanism = calibrated(geometry) if geometry else wanted
 
@@ -293,7 +282,7 @@ def build_task_vector(
                 [records_sha256(data), str(relation), unit, per_unit, chunks, shots],
                 [_hash_records(queries), str(model.identity)],
                 [inference.prompt_template_sha256, inference.dtype, patch],
-                [geometry.sha256 if geometry else plan.selection, voting, model.instruction],
+                [geometry.sha256 if geometry else "private", model.instruction],
             ]
             kept = stack.enter_context(open_work(Path(work), decides))
         members = form(key=kept.key if kept else fresh_key())
@@ -311,7 +300,7 @@ def build_task_vector(
                 done, values = kept.load(place) if kept else (False, None)
                 if not done:
                     if votes:
-                        values = votes.of(rows, place)
+                        values = votes.of(rows)
                     else:
                         values = private_pass(model, partial(coordinates_of, rows))
                     if kept:
@@ -336,7 +325,6 @@ def build_task_vector(
         def stated(mechanism: GaussianMean, geometry: ReleaseGeometry) -> certificates.Privacy:
             return certificates.privacy_of(
                 mechanism,
-                voting_chunks=voting,
                 unit=unit,
                 per_unit=per_unit,
                 population=population,
@@ -370,7 +358,7 @@ def build_task_vector(
                 release.value,
                 mechanism.event.sigma,
                 heads,
-                members[voting or 0 :],
+                members,
                 decoding[0],
                 public=known,
                 queries=queries,
@@ -436,7 +424,7 @@ def relative_noise(
     delta: float,
     relation: str,
     chunks: int,
-    beside: Sequence[SingleEvent] = (),
+    beside: Sequence[Event] = (),
 ) -> float:
     """Standard deviation of a released coordinate's noise, in units of a single clip norm."""
     whole = ReleaseGeometry(layout, np.ones(layout.n_heads, dtype=bool), (1.0,))
@@ -449,8 +437,7 @@ def calibrate_for(
     delta: float,
     relation: str,
     chunks: int,
-    beside: Sequence[SingleEvent] = (),
-    apart: Sequence[SingleEvent] = (),
+    beside: Sequence[Event] = (),
     largest: int = 0,
 ) -> GaussianMean:
     """The Gaussian mechanism of a geometry, with room for what is beside it (see `calibrate`)."""
@@ -462,13 +449,12 @@ def calibrate_for(
         clip_norms=geometry.clip_norms,
         block_sizes=geometry.block_sizes,
         beside=beside,
-        apart=apart,
         largest=largest,
     )
 
 
 def _pay(
-    charge: Callable[[SingleEvent], None] | None, booked: GaussianEvent, event: GaussianEvent
+    charge: Callable[[Event], None] | None, booked: GaussianEvent, event: GaussianEvent
 ) -> None:
     """Charge what was booked before private choices decided the clip norm and the heads."""
     dearer = gdp_mu(event) > gdp_mu(booked) * (1 + 1e-12) or event.d > booked.d

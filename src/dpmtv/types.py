@@ -159,21 +159,7 @@ class BoundedRangeEvent:
     count: int
 
 
-SingleEvent: TypeAlias = GaussianEvent | BoundedRangeEvent
-
-
-@dataclass(frozen=True)
-class ParallelEvent:
-    """Releases from groups of units that share none: a unit pays for its own group alone.
-
-    Args:
-        groups: what each group of units pays for; which unit is in which sees no content.
-    """
-
-    groups: tuple[tuple[SingleEvent, ...], ...]
-
-
-Event: TypeAlias = SingleEvent | ParallelEvent
+Event: TypeAlias = GaussianEvent | BoundedRangeEvent
 
 
 @dataclass(frozen=True)

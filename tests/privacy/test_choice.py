@@ -15,7 +15,7 @@ from scipy.stats import chi2
 
 from dpmtv.errors import InternalError, PrivacyParameterError
 from dpmtv.privacy import accounting, bounded_range, choice
-from dpmtv.privacy.choice import clipped_scores, exponential_mechanism, noisy_top_k
+from dpmtv.privacy.choice import clipped_scores, exponential_mechanism
 from dpmtv.privacy.mechanisms import calibrate
 from dpmtv.privacy.sensitivity import NeighbourRelation
 from dpmtv.types import BoundedRangeEvent, GaussianEvent
@@ -142,44 +142,6 @@ def test_unusable_choices_are_refused(changes, error, message):
     arguments = usual | changes
     with pytest.raises(error, match=message):
         exponential_mechanism(arguments.pop("scores"), **arguments)
-
-
-def test_top_k_has_the_law_of_the_largest_noisy_scores():
-    """Gumbel noise added once, the k largest: Plackett and Luce's law of ordered picks."""
-    scores, range_, k, draws = np.array([0, 3, 5, -2]), 1.6, 2, 3000
-    weights = np.exp(scores * (range_ / k) / 2)
-    pairs = [(a, b) for a in range(4) for b in range(4) if a != b]
-    chance = np.array(
-        [weights[a] / weights.sum() * weights[b] / (weights.sum() - weights[a]) for a, b in pairs]
-    )
-    assert chance.sum() == pytest.approx(1)
-    found = [noisy_top_k(scores, k, sensitivity=1, range_=range_) for _ in range(draws)]
-    assert {top.event for top in found} == {pick(range_ / k, k)}
-    counts = np.array([sum(top.indices == pair for top in found) for pair in pairs])
-    statistic = float(np.sum((counts - draws * chance) ** 2 / (draws * chance)))
-    assert statistic < chi2.isf(FALSE_ALARM, len(pairs) - 1)
-
-
-def test_top_k_without_noise_without_a_signal_and_without_enough_options():
-    scores = np.array([5, 900, 30, 700, 1])
-    assert noisy_top_k(scores, 3, sensitivity=1, range_=1e4).indices == (1, 3, 2)
-    draws = [noisy_top_k(scores, 2, sensitivity=1, range_=1e-12).indices for _ in range(1000)]
-    counts = np.bincount(np.ravel(draws), minlength=5)
-    # Each option is among the two with probability 2/5, and two of them exclude each other.
-    statistic = float(np.sum((counts - 400) ** 2 / 400)) * 4 / 3
-    assert statistic < chi2.isf(FALSE_ALARM, 4)
-    assert sorted(noisy_top_k(scores, 5, sensitivity=1, range_=1.0).indices) == [0, 1, 2, 3, 4]
-    for k in (0, 6):
-        with pytest.raises(InternalError, match="of 5 options"):
-            noisy_top_k(scores, k, sensitivity=1, range_=1.0)
-
-
-def test_all_picks_of_top_k_are_paid_at_once_before_the_first(monkeypatch):
-    order = []
-    draw = choice._noisy_max
-    monkeypatch.setattr(choice, "_noisy_max", lambda *args: order.append("draw") or draw(*args))
-    noisy_top_k(np.arange(4), 3, sensitivity=1, range_=0.3, charge=order.append)
-    assert order == [pick(0.3 / 3, 3), "draw", "draw", "draw"]
 
 
 # --- scores --------------------------------------------------------------------------------

@@ -11,15 +11,9 @@ from hypothesis import strategies as st
 from scipy.stats import chi2
 
 from dpmtv.errors import PrivacyParameterError
-from dpmtv.privacy import accounting, mechanisms, quantile
+from dpmtv.privacy import quantile
 from dpmtv.privacy.choice import Choice
-from dpmtv.privacy.quantile import (
-    STEPS,
-    noisy_quantile,
-    noisy_quantile_steps,
-    quantile_step_event,
-    spread_edges,
-)
+from dpmtv.privacy.quantile import noisy_quantile, spread_edges
 from dpmtv.types import BoundedRangeEvent
 
 FALSE_ALARM = 1e-6
@@ -93,61 +87,6 @@ def test_refused_where_it_would_be_wrong_in_more_than_one_of_ten_builds(range_, 
                 noisy_quantile(np.full(chunks, 1.2), EDGES, range_=range_)
 
 
-# --- steps ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("mu", [0.05, 0.0627, 1.0])
-def test_the_steps_are_worth_what_was_asked_and_not_more(mu):
-    event = quantile_step_event(mu)
-    together = accounting.gdp_mu(*[event] * STEPS)
-    assert mu * (1 - 1e-3) <= together <= mu
-    assert (event.d, event.delta2) == (1, 1.0)
-    assert accounting.discreteness_slack(1.0, 1, event.scale) < 1e-12
-
-
-def test_noise_beside_five_hundredths_costs_two_percent_more():
-    """Andrew et al. 2021: μ² adds up. The vector's noise beside a quantile worth μ = 0.05."""
-    alone = accounting.noise_multiplier(1.0, 1e-5)
-    beside = accounting.gaussian_beside([quantile_step_event(0.05)] * STEPS, 1.0, 1e-5)
-    assert beside / alone == pytest.approx(1 / math.sqrt(1 - (0.05 * alone) ** 2), rel=1e-3)
-    assert beside / alone == pytest.approx(1.018, abs=1e-3)
-
-
-def test_each_step_pays_before_its_draw_and_the_noise_has_the_certified_size(monkeypatch):
-    order = []
-    real = mechanisms._discrete_gaussian
-    monkeypatch.setattr(
-        mechanisms, "_discrete_gaussian", lambda v, s: order.append(s) or real(v, s)
-    )
-    event = quantile_step_event(1.0)
-    noisy_quantile_steps(np.ones(200), 1.0, event, charge=order.append)
-    assert order == [event, event.scale] * STEPS
-    unit = math.floor(event.scale / event.sigma)
-    assert unit / event.scale <= event.delta2 / event.sigma
-    draws = np.array([mechanisms.noisy_count(50, event) for _ in range(400)])
-    statistic = float(np.square((draws - 50) / event.sigma).sum())
-    low, high = chi2.ppf([FALSE_ALARM / 2, 1 - FALSE_ALARM / 2], len(draws))
-    assert low < statistic < high
-
-
-@pytest.mark.parametrize("start", [0.3, 1.0, 4.0])
-def test_the_steps_end_near_the_median(start):
-    rng = np.random.default_rng(1)
-    values = np.exp(rng.normal(0, 0.3, 2000))
-    found = [noisy_quantile_steps(values, start, quantile_step_event(0.3)) for _ in range(10)]
-    assert 0.8 < min(found) <= max(found) < 1.25
-
-
-def test_steps_are_refused_where_their_noise_hides_the_chunks():
-    event = quantile_step_event(0.0627)
-    least = math.ceil(4 * event.sigma)
-    with pytest.raises(PrivacyParameterError, match=f"need {least} chunks, and there are 50"):
-        noisy_quantile_steps(np.ones(50), 1.0, event)
-    with pytest.raises(PrivacyParameterError, match="too small for steps"):
-        quantile_step_event(1e-7)
-
-
 def test_bad_norms_count_as_large():
     values = np.array([math.nan, math.inf] * 200)
     assert noisy_quantile(values, EDGES, range_=1.0) == EDGES[-1]
-    assert noisy_quantile_steps(values, 1.0, quantile_step_event(1.0)) > 3

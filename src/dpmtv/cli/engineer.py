@@ -93,24 +93,13 @@ def build(
     selection: Annotated[
         str | None,
         typer.Option(
-            help="Heads: public (select first), private or private-top-k (chosen from the private "
-            "records), released (the paper's), or all."
+            help="Heads: public (select first), private (chosen from the private records), "
+            "released (the paper's), or all."
         ),
     ] = None,
     selection_epsilon: Annotated[
         float | None,
-        typer.Option(
-            help="Part of ε for all picks of a private selection; default: a tenth, of "
-            "private-top-k eight tenths."
-        ),
-    ] = None,
-    selection_split: Annotated[
-        float | None,
-        typer.Option(
-            metavar="SHARE",
-            help="Let this share of the chunks only vote on a private selection, with all of ε, "
-            "and the others make the vector.",
-        ),
+        typer.Option(help="Part of ε for a private selection; default: a tenth."),
     ] = None,
     query: Annotated[
         str | None,
@@ -121,9 +110,7 @@ def build(
     shots: Annotated[
         int | None, typer.Option(min=1, help="K, demonstrations a chunk; 1 or, private, 4.")
     ] = None,
-    clip: Annotated[
-        str | None, typer.Option(help="The clip norm: a number, private, or private-steps.")
-    ] = None,
+    clip: Annotated[str | None, typer.Option(help="The clip norm: a number, or private.")] = None,
     clip_epsilon: Annotated[
         float | None, typer.Option(help="Part of ε for a private clip norm; default: a tenth.")
     ] = None,
@@ -229,7 +216,6 @@ def build(
             population=population,
             selection=selection,  # type: ignore[arg-type]
             selection_epsilon=selection_epsilon,
-            selection_split=selection_split,
             query=query,  # type: ignore[arg-type]
             asked=asked,
             chunks=chunks,
@@ -288,7 +274,7 @@ def _number(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise UserError(f"--clip is a number, private or private-steps, not {text}") from None
+        raise UserError(f"--clip is a number or private, not {text}") from None
 
 
 def _beside(data: Path, ending: str) -> Path:

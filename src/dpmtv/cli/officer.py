@@ -51,9 +51,8 @@ def show(
     released = sum(len(heads) for heads in privacy.released_heads)
     typer.echo(
         f"{certificate.model.architecture}; {released} of {sum(certificate.model.heads)} heads "
-        f"released, {sum(privacy.block_sizes)} coordinates; m = {privacy.chunks}"
-        + (f" and {privacy.voting_chunks} that vote" if privacy.voting_chunks else "")
-        + f", K = {privacy.shots}; patched: {inference.patch}; made {certificate.created}"
+        f"released, {sum(privacy.block_sizes)} coordinates; m = {privacy.chunks}, "
+        f"K = {privacy.shots}; patched: {inference.patch}; made {certificate.created}"
     )
 
 

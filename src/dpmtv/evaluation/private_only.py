@@ -18,11 +18,9 @@ from dpmtv.models.mask_loss import MaskLoss
 from dpmtv.pipeline import calibrate_for
 from dpmtv.privacy.choice import clipped_scores, exponential_mechanism
 from dpmtv.private_choices import (
-    ChoicePlan,
+    VOTE_SHARE,
     PrivateVotes,
     band_masks,
-    bare_values,
-    head_shares,
     made_up_geometry,
     made_up_queries,
     plan_choices,
@@ -56,11 +54,10 @@ class PrivateOnly:
     patch: str
     delta: float
     values: dict[int, np.ndarray] = field(default_factory=dict)
-    votes: dict[tuple[str, int], np.ndarray] = field(default_factory=dict)
+    votes: dict[int, np.ndarray] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.queries = made_up_queries(asked_of(self.task))
-        self.bare = bare_values(self.model, self.queries)
         self.geometry_of = made_up_geometry(self.model, 1, self.queries)
         records = self.task.private
         self.asked = MaskLoss(
@@ -76,16 +73,16 @@ class PrivateOnly:
     ) -> Released | None:
         """A build with ``public="none"``, a record a chunk; None where it refuses."""
         model = self.model
-        plan = plan_choices(recipe.selection, recipe.clip, epsilon, None, None)
+        plan = plan_choices("private", recipe.clip, epsilon, None, None)
         try:
             plan.check(len(drawn))
         except PrivacyParameterError:
             return None
-        votes = PrivateVotes(model, plan, self.queries, self.bare, self.patch)
-        seen = [self._seen(plan, votes.masks, i) for i in drawn]
+        votes = PrivateVotes(model, plan, self.queries, self.patch)
+        seen = [self._seen(votes.masks, i) for i in drawn]
         heads, geometry, coordinates = votes.choose(seen, votes.masks[0], self.geometry_of)
         mechanism = calibrate_for(
-            *(geometry, epsilon, self.delta, relation, len(drawn), plan.events(model.layout)),
+            *(geometry, epsilon, self.delta, relation, len(drawn), plan.events),
             largest=model.layout.size,
         )
         release = mechanism.release(coordinates)
@@ -104,7 +101,7 @@ class PrivateOnly:
             relation: the neighbour relation.
         """
         model = self.model
-        plan = plan_choices("private", None, epsilon, None, None)
+        selecting = VOTE_SHARE * epsilon
         every = np.ones(model.layout.n_heads, dtype=bool)
         query = self.queries[0]
         made_up = [[Demonstration(query.image, query.question, "yes")] * 4]
@@ -112,24 +109,19 @@ class PrivateOnly:
         geometry = geometry_from_public(
             model.layout, every, typical, LAYER_CLIP_FACTOR, per_layer=True
         )
-        left = epsilon - plan.selection_range
+        left = epsilon - selecting
         mechanism = calibrate_for(geometry, left, self.delta, relation, len(chunks))
         release = mechanism.release([geometry.to_release(c) for c in chunks])
         vector = geometry.from_release(release.value)
         masks = band_masks(model.layout)
         right = np.stack([self.asked.right(vector[None], masks, i) for i in first])
         sums = clipped_scores(right.astype(float), bound=1.0, levels=1)
-        pick = exponential_mechanism(sums, sensitivity=1, range_=plan.selection_range)
+        pick = exponential_mechanism(sums, sensitivity=1, range_=selecting)
         return vector, masks[pick.index], len(release.value)
 
-    def _seen(self, plan: ChoicePlan, masks: np.ndarray, at: int) -> np.ndarray:
+    def _seen(self, masks: np.ndarray, at: int) -> np.ndarray:
         if at not in self.values:
             self.values[at] = public_values(self.model, [[self.task.private[at]]], self.queries)[0]
-        values = self.values[at]
-        key = (str(plan.selection), at)
-        if key not in self.votes:
-            if plan.selection == "private":
-                self.votes[key] = self.asked.right(values[None], masks, at).astype(float)
-            else:
-                self.votes[key] = head_shares(self.model.layout, values, self.bare)
-        return np.concatenate([values, self.votes[key]])
+            right = self.asked.right(self.values[at][None], masks, at)
+            self.votes[at] = right.astype(float)
+        return np.concatenate([self.values[at], self.votes[at]])

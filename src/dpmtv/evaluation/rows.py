@@ -168,8 +168,7 @@ def evaluate_vector(
         "relation": None if noiseless else str(privacy.relation),
         "epsilon": None if noiseless else privacy.epsilon,
         "delta": privacy.delta,
-        "records": (privacy.chunks + (privacy.voting_chunks or 0))
-        * (privacy.shots + (privacy.query == "private")),
+        "records": privacy.chunks * (privacy.shots + (privacy.query == "private")),
         "m": privacy.chunks,
         "K": privacy.shots,
         "coordinates": sum(privacy.block_sizes),

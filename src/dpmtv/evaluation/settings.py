@@ -10,7 +10,6 @@ from dpmtv.public_tasks import SEARCH_STEPS
 
 if TYPE_CHECKING:
     from dpmtv.options import PatchMode, PrivateClip, QueryMode
-    from dpmtv.private_choices import PrivateSelection
 
 
 @dataclass(frozen=True)
@@ -26,7 +25,6 @@ class Recipe:
     mask_from_release: bool = False
     alone: str = ""  # "ours" or "paper": without public records, heads chosen privately
     clip: PrivateClip | None = None  # chosen privately too
-    selection: PrivateSelection = "private"
 
 
 GEOMETRIES = {
@@ -63,13 +61,6 @@ GEOMETRIES = {
         per_layer=False,
         alone="ours",
         clip="private",
-    ),
-    "private-only-top-k": Recipe(
-        "private top heads, one clip, grey query",
-        "public",
-        per_layer=False,
-        alone="ours",
-        selection="private-top-k",
     ),
     "paper-private-only": Recipe(
         "all heads, clip per layer, private band after the release, basic composition",

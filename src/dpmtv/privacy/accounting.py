@@ -10,13 +10,12 @@ from __future__ import annotations
 import math
 import statistics
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
-from itertools import chain, product
 
 from dpmtv.errors import PrivacyParameterError
 from dpmtv.privacy.bounded_range import losses_of, range_mu
-from dpmtv.types import BoundedRangeEvent, Event, GaussianEvent, ParallelEvent, SingleEvent
+from dpmtv.types import BoundedRangeEvent, Event, GaussianEvent
 
 _MIN_SCALE, _MAX_SCALE = 2**20, 2**60
 
@@ -127,8 +126,7 @@ def gdp_mu(*events: Event) -> float:
     """μ of Gaussian differential privacy (Dong, Roth and Su 2022) of releases together.
 
     Δ₂/σ for a Gaussian, the μ that dominates it for a pick (docs/privacy.md, Theorem 16); squares
-    add up, also where a release was chosen after seeing earlier ones (Theorem 11). Of parallel
-    groups the dearest counts.
+    add up, also where a release was chosen after seeing earlier ones (Theorem 11).
     """
     return math.hypot(*map(_mu, events))
 
@@ -136,38 +134,15 @@ def gdp_mu(*events: Event) -> float:
 def _mu(event: Event) -> float:
     if isinstance(event, GaussianEvent):
         return event.delta2 / event.sigma
-    if isinstance(event, ParallelEvent):
-        return max(gdp_mu(*group) for group in event.groups)
     return range_mu(event.range) * math.sqrt(event.count)
 
 
 def as_gaussian(event: Event) -> GaussianEvent:
-    """The same event, or a Gaussian one that costs no less: for sizes chosen on the way.
-
-    Of parallel groups it has the largest μ and the largest slack, so it stands for any of them.
-    """
+    """The same event, or a Gaussian one that costs no less: for sizes chosen on the way."""
     if isinstance(event, GaussianEvent):
         return event
-    if isinstance(event, BoundedRangeEvent):
-        # So fine a grid that its slack, below 1e-37, is nothing beside a δ.
-        return GaussianEvent(delta2=gdp_mu(event), sigma=1.0, scale=_MAX_SCALE, d=1)
-    groups = [[as_gaussian(e) for e in group] for group in event.groups]
-    scale = min(e.scale for group in groups for e in group)
-    sums = (sum(e.d * Fraction(scale, e.scale) ** 2 for e in group) for group in groups)
-    d = max(map(math.ceil, sums))  # slack goes with d/S²
-    return GaussianEvent(delta2=gdp_mu(event), sigma=1.0, scale=scale, d=d)
-
-
-def singles(events: Sequence[Event]) -> tuple[SingleEvent, ...]:
-    """All releases, those of every parallel group among them, in their order."""
-    groups = (e.groups if isinstance(e, ParallelEvent) else ((e,),) for e in events)
-    return tuple(e for group in chain.from_iterable(groups) for e in group)
-
-
-def _paths(events: Sequence[Event]) -> Iterator[list[SingleEvent]]:
-    """Whatever one unit may have to pay for: of each parallel event any one group."""
-    groups = [e.groups if isinstance(e, ParallelEvent) else ((e,),) for e in events]
-    return (list(chain.from_iterable(path)) for path in product(*groups))
+    # So fine a grid that its slack, below 1e-37, is nothing beside a δ.
+    return GaussianEvent(delta2=gdp_mu(event), sigma=1.0, scale=_MAX_SCALE, d=1)
 
 
 def power_at(mu: float, false_alarm_rate: float) -> float:
@@ -187,8 +162,7 @@ def epsilon_of(events: Sequence[Event], delta: float) -> float:
     after seeing an earlier one (Smith and Thakurta 2022, arXiv 2210.17520). The discreteness
     slack of each adds up too and is taken from δ first; it depends on ε, so the two are solved
     together. Picks compose by their privacy losses, and alone cost the sum of their ranges at
-    most. Of parallel groups a unit is in one: the dearest way through them counts, and there are
-    as many ways as the product of their numbers.
+    most.
 
     Guarantee:
         δ of the list at the result, slack included, is at most ``delta``: without picks
@@ -203,10 +177,6 @@ def epsilon_of(events: Sequence[Event], delta: float) -> float:
     beside picks: μ above 10; ranges that add to 100  inf: more than any budget
     ================================================  =======
     """
-    return max((_epsilon_of(path, delta) for path in _paths(events)), default=math.inf)
-
-
-def _epsilon_of(events: Sequence[SingleEvent], delta: float) -> float:
     gaussians = [event for event in events if isinstance(event, GaussianEvent)]
     picks = [event for event in events if isinstance(event, BoundedRangeEvent)]
     mu = gdp_mu(*gaussians)
@@ -258,8 +228,8 @@ def gaussian_beside(others: Sequence[Event], epsilon: float, delta: float) -> fl
 
 
 def slack_of(events: Sequence[Event], epsilon: float) -> float:
-    """Discreteness slacks of all at one ε, those of every parallel group among them."""
-    gaussians = (e for e in singles(events) if isinstance(e, GaussianEvent))
+    """Discreteness slacks of all at one ε."""
+    gaussians = (e for e in events if isinstance(e, GaussianEvent))
     return math.fsum(discreteness_slack(epsilon, e.d, e.scale) for e in gaussians)
 
 
@@ -284,10 +254,6 @@ def further_epsilon(
 
 def _left(events: Sequence[Event], epsilon: float, delta: float) -> float:
     """Largest μ² of a Gaussian release that is (ε, δ)-private together with ``events``."""
-    return min((_left_beside(path, epsilon, delta) for path in _paths(events)), default=0.0)
-
-
-def _left_beside(events: Sequence[SingleEvent], epsilon: float, delta: float) -> float:
     gaussians = [event for event in events if isinstance(event, GaussianEvent)]
     picks = [event for event in events if isinstance(event, BoundedRangeEvent)]
     room = delta - sum(discreteness_slack(epsilon, e.d, e.scale) for e in gaussians)

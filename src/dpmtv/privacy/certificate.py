@@ -22,7 +22,7 @@ from dpmtv.privacy import accounting, strict_json
 from dpmtv.privacy.mechanisms import GaussianMean
 from dpmtv.privacy.sensitivity import NeighbourRelation
 from dpmtv.privacy.strict_json import FloatOrInf, require
-from dpmtv.types import BoundedRangeEvent, Event, GaussianEvent, ParallelEvent, SingleEvent
+from dpmtv.types import BoundedRangeEvent, Event, GaussianEvent
 
 _FORMAT_VERSION = 2
 _SAMPLER = "opendp discrete gaussian"
@@ -47,6 +47,7 @@ _EPSILON_TOLERANCE = 1e-6
 
 
 ClipSource = Literal["option", "public", "made-up", "private", "private-steps"]
+"""``"private-steps"`` is of older versions, which also had the head selection "private-top-k"."""
 
 
 @dataclass(frozen=True)
@@ -112,11 +113,9 @@ class Privacy:
         scale: standard deviation of the noise on the sum, in grid units.
         sampler: noise sampler and its version.
         accountant: accountant and its version.
-        voting_chunks: further chunks, whose votes made the choices of heads and clip norm; None
-            where the m chunks made them.
+        voting_chunks: None; older versions could leave choices to further chunks.
         events: every release that ε and δ cover: the vector, then in their order the choices made
-            beside it: of heads, of the clip norm, of what the vector decodes to. With voting
-            chunks one parallel event: the vector and what stays beside it, then the votes.
+            beside it: of heads, of the clip norm, of what the vector decodes to.
     """
 
     relation: NeighbourRelation
@@ -141,7 +140,7 @@ class Privacy:
     scale: int | None = None
     sampler: str | None = None
     accountant: str | None = None
-    voting_chunks: int | None = None
+    voting_chunks: None = None
     events: tuple[Event, ...] = ()
 
     def __post_init__(self) -> None:
@@ -158,7 +157,6 @@ class Privacy:
             "per_unit",
             "population",
             "chunks",
-            "voting_chunks",
             "shots",
             "epsilon",
             "delta",
@@ -176,38 +174,21 @@ class Privacy:
         require(same_length, "privacy.block_sizes", "must match privacy.clip_norms")
         _matches(self.sampler, "privacy.sampler", f"{_SAMPLER} {_VERSION}")
         _matches(self.accountant, "privacy.accountant", f"{_ACCOUNTANT} {_VERSION}")
-        for event in accounting.singles(self.events):
+        for event in self.events:
             for field in fields(event):
                 positive = getattr(event, field.name) > 0
                 require(positive, f"privacy.events.{field.name}", "must be positive")
-        own, votes = self.groups
-        alike = bool(votes) == (self.voting_chunks is not None)
-        require(
-            alike, "privacy.voting_chunks", "goes with votes that share no unit with the vector"
-        )
         price = [getattr(self, name) for name in _PRICE]
         if self.epsilon == math.inf:
             bare = not self.events and all(part is None for part in price)
             require(bare, "privacy.epsilon", "is infinite, and yet noise is described")
         else:
-            kinds = [type(event) for event in own]
-            chosen = [type(event) for event in votes] or kinds[1:]
+            kinds = [type(event) for event in self.events]
             one = "must be the vector's one gaussian event, then its choices"
             steps = self.clip_source == "private-steps"
             require(kinds[:1] == [GaussianEvent], "privacy.events", one)
-            require((GaussianEvent in chosen) == steps, "privacy.events", one)
-            require(not votes or GaussianEvent not in kinds[1:], "privacy.events", one)
+            require((GaussianEvent in kinds[1:]) == steps, "privacy.events", one)
             require(None not in price, "privacy", f"a finite epsilon needs {', '.join(_PRICE)}")
-
-    @property
-    def groups(self) -> tuple[tuple[SingleEvent, ...], tuple[SingleEvent, ...]]:
-        """What the vector's chunks paid for, the vector first, and what the voting ones did."""
-        groups = [e.groups for e in self.events if isinstance(e, ParallelEvent)]
-        if not groups:
-            return accounting.singles(self.events), ()
-        two = len(self.events) == 1 and len(groups[0]) == 2 and all(groups[0])
-        require(two, "privacy.events", "must be one parallel event: of the vector, of the votes")
-        return groups[0][0], groups[0][1]
 
 
 @dataclass(frozen=True)
@@ -269,10 +250,7 @@ class Certificate:
         require(
             sourced or not public, "selection.source_sha256", "must name the public records used"
         )
-        own, votes = self.privacy.groups
-        voted = not votes or mode.startswith("private")
-        require(voted, "privacy.voting_chunks", "goes with a private selection")
-        picks = sum(isinstance(event, BoundedRangeEvent) for event in votes or own)
+        picks = sum(isinstance(event, BoundedRangeEvent) for event in self.privacy.events)
         named = mode.startswith("private") + (clip == "private")
         paid = self.privacy.epsilon == math.inf or picks >= named
         require(paid, "privacy.events", "lack a private choice that selection or clip norm name")
@@ -288,7 +266,6 @@ class Certificate:
 def privacy_of(
     mechanism: GaussianMean,
     *,
-    voting_chunks: int | None = None,
     unit: str | None = None,
     per_unit: int | None = None,
     population: int | None = None,
@@ -309,7 +286,6 @@ def privacy_of(
         population=population,
         ledger=ledger,
         chunks=mechanism.chunks,
-        voting_chunks=voting_chunks,
         shots=shots,
         query=query,
         queries_sha256=queries_sha256,
@@ -411,7 +387,6 @@ def _verify_noise(privacy: Privacy, largest: int) -> list[str]:
     delta, mu, grid, scale = privacy.delta, privacy.mu, privacy.grid, privacy.scale
     if delta is None or mu is None or grid is None or scale is None:
         return ["No noise and no event: this vector is NOT PRIVATE (ε = inf)."]
-    own, votes = privacy.groups
     try:
         # Building the mechanism again refuses a promise that the noise does not keep.
         mechanism = GaussianMean(
@@ -423,15 +398,14 @@ def _verify_noise(privacy: Privacy, largest: int) -> list[str]:
             delta=delta,
             grid=grid,
             scale=scale,
-            beside=own[1:],
-            apart=votes,
+            beside=privacy.events[1:],
             largest=largest,
         )
     except (PrivacyParameterError, OverflowError) as error:
         raise ArtifactError(f"certificate: privacy: {error}") from error
-    event, others = mechanism.event, (*mechanism.beside, *mechanism.apart)
+    event, others = mechanism.event, mechanism.beside
     for field in fields(event):
-        same = getattr(own[0], field.name) == getattr(event, field.name)
+        same = getattr(privacy.events[0], field.name) == getattr(event, field.name)
         require(same, f"privacy.events.{field.name}", "does not follow from the other fields")
     # Only division is the same to the last digit everywhere.
     expected, off = accounting.gdp_mu(*mechanism.events), 1e-11 if others else 0.0
@@ -447,21 +421,15 @@ def _verify_noise(privacy: Privacy, largest: int) -> list[str]:
         "privacy.epsilon",
         "does not belong to this event and this delta",
     )
-    apart = (
-        f" The {privacy.voting_chunks} chunks that voted share no unit with them, so the dearer "
-        "of the two counts."
-        if votes
-        else ""
-    )
     return [
         f"The sensitivity follows from {privacy.relation}, {privacy.chunks} chunks and the clip "
-        f"norms; the noise follows from the grid.{apart}",
+        f"norms; the noise follows from the grid.",
         f"The event{_and_others(others)} costs ε = {epsilon:.6g} at δ = {delta:g}, sampler slack "
         f"included; stated is {privacy.epsilon:g}.",
     ]
 
 
-def _and_others(others: Sequence[SingleEvent]) -> str:
+def _and_others(others: Sequence[Event]) -> str:
     if not others:
         return ""
     count = sum(e.count if isinstance(e, BoundedRangeEvent) else 1 for e in others)

@@ -24,14 +24,6 @@ class Choice:
     event: BoundedRangeEvent
 
 
-@dataclass(frozen=True)
-class TopK:
-    """The options that were picked, the first one first, and the event that pays for all."""
-
-    indices: tuple[int, ...]
-    event: BoundedRangeEvent
-
-
 def exponential_mechanism(
     scores: Int64[np.ndarray, " options"],
     *,
@@ -76,54 +68,6 @@ def exponential_mechanism(
     if charge is not None:
         charge(event)
     return Choice(_noisy_max(scores, scale), event)
-
-
-def noisy_top_k(
-    scores: Int64[np.ndarray, " options"],
-    k: int,
-    *,
-    sensitivity: int,
-    range_: float,
-    monotone: bool = False,
-    charge: Callable[[BoundedRangeEvent], None] | None = None,
-) -> TopK:
-    """The k options with the highest scores plus Gumbel noise, drawn once for all of them.
-
-    The same law as k picks of `exponential_mechanism` one after the other, each among the options
-    that are left (Durfee and Rogers 2019, Lemma 4.2), which is how it is drawn here.
-
-    Guarantee:
-        k composed picks of range ``range_`` / k: the event on the result, paid by one ``charge``
-        before anything is drawn. Otherwise as `exponential_mechanism`.
-
-    ======================  ==================================================
-    as many options as k    all of them, in a noisy order, and charged
-    ======================  ==================================================
-
-    Args:
-        scores: of the options, whole numbers.
-        k: how many options.
-        sensitivity: Δ, the most that one unit moves any score.
-        range_: E of all picks together.
-        monotone: see `exponential_mechanism`.
-        charge: books the event; raises to refuse.
-
-    Raises:
-        PrivacyParameterError: a sensitivity or range that cannot be used.
-        InternalError: fewer options than k, or k below 1.
-    """
-    if not 1 <= k <= len(scores):
-        raise InternalError(f"{k} of {len(scores)} options were asked for")
-    scale = _gumbel_scale(sensitivity, range_ / k, monotone)
-    event = BoundedRangeEvent(range=range_ / k, count=k)
-    if charge is not None:
-        charge(event)
-    left, picked = np.arange(len(scores)), []
-    for _ in range(k):
-        place = _noisy_max(scores[left], scale)
-        picked.append(int(left[place]))
-        left = np.delete(left, place)
-    return TopK(tuple(picked), event)
 
 
 def _gumbel_scale(sensitivity: int, range_: float, monotone: bool) -> float:

@@ -46,7 +46,7 @@ from dpmtv.privacy.ledger_locks import sync_folder as _sync_folder
 from dpmtv.privacy.ledger_locks import take_lock as _take_lock
 from dpmtv.privacy.ledger_locks import told as _told
 from dpmtv.privacy.sensitivity import NeighbourRelation
-from dpmtv.types import Event, SingleEvent
+from dpmtv.types import Event
 
 _APPLICATION_ID, _FORMAT_VERSION = 0x64706D74, 1  # in the header of the file: "dpmt", version
 _SCHEMA = (
@@ -241,9 +241,9 @@ class Reservation:
     events: tuple[Event, ...]
     _token: str
     _descriptor: int | None
-    _left: list[SingleEvent] = field(default_factory=list)  # charged, and not asked for yet
+    _left: list[Event] = field(default_factory=list)  # charged, and not asked for yet
 
-    def charge(self, event: SingleEvent | None = None) -> None:
+    def charge(self, event: Event | None = None) -> None:
         """Spend the reservation, on disk. Pays for one draw of noise, after it has returned.
 
         The first charge spends all of it; later ones let each other event be drawn, once.
@@ -259,13 +259,13 @@ class Reservation:
             InternalError: another event than reserved.
             LedgerError: charged before, cancelled, or the file cannot be written or is another.
         """
-        if event is not None and event not in accounting.singles(self.events):
+        if event is not None and event not in self.events:
             raise InternalError("the mechanism's event is not the one that was reserved")
         if self._descriptor is None:
             raise LedgerError(f"entry {self.entry} of {self.ledger.path} was given back; reserve")
         if event is None or event not in self._left:
             self._move("reserved", "charged")
-            self._left = list(accounting.singles(self.events)) if event else []
+            self._left = list(self.events) if event else []
         if event:
             self._left.remove(event)
         _sync_folder(self.ledger.path)
@@ -381,7 +381,7 @@ class _Booking:
     format_version: int = _FORMAT_VERSION
 
     def __post_init__(self) -> None:
-        values = [value for e in accounting.singles(self.events) for value in vars(e).values()]
+        values = [value for e in self.events for value in vars(e).values()]
         if not values or not all(math.isfinite(value) and value > 0 for value in values):
             raise PrivacyParameterError("an entry needs events, and their numbers must be positive")
 

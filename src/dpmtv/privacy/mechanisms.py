@@ -14,7 +14,7 @@ from dpmtv.errors import InternalError, PrivacyParameterError
 from dpmtv.privacy import accounting
 from dpmtv.privacy.clipping import clip_to_grid
 from dpmtv.privacy.sensitivity import NeighbourRelation, l2_sensitivity
-from dpmtv.types import Event, GaussianEvent, ParallelEvent, Release, SingleEvent
+from dpmtv.types import Event, GaussianEvent, Release
 
 # Every clip radius spans at least this many grid units, so that cutting toward zero costs less
 # than a millionth of the radius. A finer grid costs no privacy and no time; the noise scale is
@@ -32,8 +32,7 @@ class GaussianMean:
 
     Guarantee:
         `release` is (ε, δ)-differentially private under ``relation``, together with all that is
-        ``beside`` it or ``apart``. An instance that promises more than its noise pays for cannot be
-        made.
+        ``beside`` it. An instance that promises more than its noise pays for cannot be made.
 
     Args:
         relation: the neighbour relation.
@@ -44,9 +43,8 @@ class GaussianMean:
         delta: the promised δ, discreteness slack included.
         grid: length of one integer unit, in the units of the activations.
         scale: standard deviation of the noise on the sum, in grid units.
-        beside: picks, and counts with noise, from the same records that the promised ε and δ cover
-            as well. They and σ/Δ₂ of this release are fixed before the first of them is made.
-        apart: the same from other chunks than these m, which share no unit with them.
+        beside: picks from the same records that the promised ε and δ cover as well. They and σ/Δ₂
+            of this release are fixed before the first of them is made.
         largest: the most coordinates that the release might have had, where a pick decides which:
             its event is of so many.
 
@@ -62,8 +60,7 @@ class GaussianMean:
     delta: float
     grid: float
     scale: int
-    beside: tuple[SingleEvent, ...] = ()
-    apart: tuple[SingleEvent, ...] = ()
+    beside: tuple[Event, ...] = ()
     largest: int = 0
 
     def __post_init__(self) -> None:
@@ -99,9 +96,8 @@ class GaussianMean:
 
     @property
     def events(self) -> tuple[Event, ...]:
-        """All that the promise covers: this release, what is beside it, and what is apart."""
-        own = (self.event, *self.beside)
-        return (ParallelEvent((own, self.apart)),) if self.apart else own
+        """All that the promise covers: this release and what is beside it."""
+        return (self.event, *self.beside)
 
     def release(
         self,
@@ -141,8 +137,7 @@ def calibrate(
     chunks: int,
     clip_norms: Sequence[float],
     block_sizes: Sequence[int],
-    beside: Sequence[SingleEvent] = (),
-    apart: Sequence[SingleEvent] = (),
+    beside: Sequence[Event] = (),
     largest: int = 0,
 ) -> GaussianMean:
     """The Gaussian release with the least noise that keeps the promise.
@@ -157,8 +152,7 @@ def calibrate(
         chunks: m, the public number of chunks.
         clip_norms: C_b of each block, in the units of the activations.
         block_sizes: coordinates of each block.
-        beside: picks and noisy counts of the same records.
-        apart: those of other chunks, which share no unit with these; they cost no noise.
+        beside: picks from the same records.
         largest: the most coordinates that the release might have had, where a pick decides which:
             then σ/Δ₂ does not depend on the pick.
 
@@ -168,11 +162,6 @@ def calibrate(
     reach = l2_sensitivity(relation, clip_norms, 1)
     d = max(sum(block_sizes), largest)
     scale = accounting.grid_scale(epsilon, delta, d)
-    if apart and accounting.epsilon_of(apart, delta) > epsilon:
-        raise PrivacyParameterError(
-            f"the private choices of the voting chunks cost more than epsilon {epsilon:g} at delta "
-            f"{delta:g}; lower their range"
-        )
     coarsest = accounting.gaussian_beside(beside, epsilon, 0.999 * delta) * reach / min(clip_norms)
     while scale < min(_FINENESS * coarsest, _FINENESS_LIMIT):
         scale *= 2
@@ -188,7 +177,6 @@ def calibrate(
         grid=math.nextafter(multiplier * reach / scale, math.inf),
         scale=scale,
         beside=tuple(beside),
-        apart=tuple(apart),
         largest=int(largest),
     )
 
@@ -219,34 +207,6 @@ def clipped_mean(
     grid = max(clip_norms) / 2**40
     total = _clipped_sum(chunk_values, chunks, block_sizes, _radii(clip_norms, grid), grid)
     return Release(total * grid / chunks, None)
-
-
-def noisy_count(
-    count: int, event: GaussianEvent, charge: Callable[[GaussianEvent], None] | None = None
-) -> float:
-    """A count of chunks with Gaussian noise.
-
-    Guarantee:
-        If one unit moves the count by at most ``event.delta2``, this costs ``event``: a chunk
-        counts a whole number of grid units, ``event.scale`` ÷ ``event.sigma`` rounded down, and
-        the noise is a discrete Gaussian of ``event.scale`` of them. ``charge`` returns before any
-        noise exists; if it raises, none is drawn.
-
-    Args:
-        count: how many chunks.
-        event: what it costs, in chunks.
-        charge: books the event; raises to refuse.
-
-    Raises:
-        InternalError: an event without room for a count on its grid.
-    """
-    unit = Fraction(event.scale) // Fraction(event.sigma)
-    if unit < 1:
-        raise InternalError("the noise of a count is wider than its grid")
-    if charge is not None:
-        charge(event)
-    noisy = _discrete_gaussian(np.array([count * unit], np.int64), event.scale)
-    return float(noisy[0]) / unit
 
 
 def _radii(clip_norms: Sequence[float], grid: float) -> tuple[int, ...]:

@@ -10,13 +10,9 @@ from jaxtyping import Float, Int64
 
 from dpmtv.errors import PrivacyParameterError
 from dpmtv.privacy.choice import exponential_mechanism
-from dpmtv.privacy.mechanisms import noisy_count
-from dpmtv.types import BoundedRangeEvent, GaussianEvent
+from dpmtv.types import BoundedRangeEvent
 
-STEPS = 8
 _SURE = 0.9  # of the right interval where all norms are alike
-_TELLING = 0.25  # noise of one step, as a share of the chunks
-_SCALE = 2**20  # of a step's noise on its grid, the least that accounting has a bound for
 
 
 def noisy_quantile(
@@ -76,67 +72,6 @@ def require_enough_for_quantile(chunks: int, intervals: int, range_: float) -> N
             f"builds, and there are {chunks}; leave the clip norm to public or made-up prompts, "
             "or give it a larger part of epsilon"
         )
-
-
-def quantile_step_event(mu: float, steps: int = STEPS) -> GaussianEvent:
-    """What one of ``steps`` noisy counts costs that are worth ``mu`` together."""
-    unit = math.floor(_SCALE * mu / math.sqrt(steps))  # grid units that one chunk counts
-    if unit < 1:
-        raise PrivacyParameterError(f"a part of {mu:g} is too small for steps of a clip norm")
-    return GaussianEvent(delta2=1.0, sigma=_SCALE / unit, scale=_SCALE, d=1)
-
-
-def require_enough_for_steps(chunks: int, event: GaussianEvent) -> None:
-    """Refuse what `noisy_quantile_steps` would be useless with, before anything is spent.
-
-    Raises:
-        PrivacyParameterError: a step's noise is above a quarter of the chunks: it could not tell
-            whether a quarter or half of them lie below.
-    """
-    least = math.ceil(event.sigma / _TELLING)
-    if chunks < least:
-        raise PrivacyParameterError(
-            f"steps of a clip norm with noise {event.sigma:.3g} on each count need {least} chunks, "
-            f"and there are {chunks}; leave the clip norm to public or made-up prompts, or give it "
-            "a larger part of epsilon"
-        )
-
-
-def noisy_quantile_steps(
-    values: Float[np.ndarray, " chunks"],
-    start: float,
-    event: GaussianEvent,
-    *,
-    steps: int = STEPS,
-    charge: Callable[[GaussianEvent], None] | None = None,
-) -> float:
-    """About the median of ``values``: a public start, moved by noisy counts.
-
-    Andrew, Thakkar, McMahan and Ramaswamy 2021, Algorithm 1, without its training: in each step
-    C ← C·exp(−η·(b − ½)), where b is the noisy share of the values that are at most C; η begins
-    at 2, which moves C by up to a factor e, and falls to ¼ of it.
-
-    Guarantee:
-        Each step is a count that one chunk moves by at most 1, whatever its value, with discrete
-        Gaussian noise: ``steps`` events as `quantile_step_event` gives them.
-
-    Args:
-        values: one a chunk; their number is public. NaN counts as large.
-        start: public.
-        event: of one step.
-        steps: how many.
-        charge: books each step's event before its draw; raises to refuse.
-
-    Raises:
-        PrivacyParameterError: so few chunks that the steps would tell nothing.
-    """
-    require_enough_for_steps(len(values), event)
-    clip = start
-    for rate in np.geomspace(2.0, 0.5, steps):
-        noisy = noisy_count(int((values <= clip).sum()), event, charge)
-        share = min(1.0, max(0.0, noisy / len(values)))
-        clip *= math.exp(-float(rate) * (share - 0.5))
-    return clip
 
 
 def spread_edges(reference: float, octaves: int = 3, per_octave: int = 2) -> Sequence[float]:

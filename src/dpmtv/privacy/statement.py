@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 from dpmtv.privacy import accounting
 from dpmtv.privacy.sensitivity import NeighbourRelation
-from dpmtv.types import BoundedRangeEvent, GaussianEvent, ParallelEvent
+from dpmtv.types import BoundedRangeEvent, GaussianEvent
 
 if TYPE_CHECKING:
     from dpmtv.privacy.certificate import Certificate, Privacy
-    from dpmtv.types import Event, SingleEvent
+    from dpmtv.types import Event
 
 
 def statement(certificate: Certificate) -> list[str]:
@@ -89,9 +89,7 @@ def statement_page(certificate: Certificate, checked: Sequence[str]) -> str:
         "model": f"{model.architecture}, {weights}",
         "relation and unit": f"{privacy.relation}, per {privacy.unit}",
         "released": f"{sum(map(len, privacy.released_heads))} of {sum(model.heads)} heads, "
-        f"{sum(privacy.block_sizes)} numbers; m = {privacy.chunks} chunks"
-        + (f" and {privacy.voting_chunks} that vote" if privacy.voting_chunks else "")
-        + f", K = {privacy.shots}",
+        f"{sum(privacy.block_sizes)} numbers; m = {privacy.chunks} chunks, K = {privacy.shots}",
         "tensor file": f"SHA-256 {certificate.tensor_sha256}",
     }
     if privacy.delta is not None and privacy.mu is not None:
@@ -155,27 +153,14 @@ def _words(privacy: Privacy) -> tuple[str, str, str, str]:
 
 
 def _choices(privacy: Privacy) -> list[str]:
-    (_, *beside), votes = privacy.groups  # the first is the vector's
-    lines = []
-    if beside:
-        lines.append(
-            f"These two cover the vector together with {_made(beside)} made privately from the "
-            "same records."
-        )
-    if votes:
-        several, unit = privacy.unit != "record", privacy.unit
-        whose = f"no {unit} has records in both" if several else "no record is in both"
-        lines.append(
-            f"ε and δ cover {_made(votes)} made privately by {privacy.voting_chunks} chunks of "
-            f"records other than those of the {privacy.chunks} that the vector was made of. Since "
-            f"{whose}, the costs do not add up."
-        )
-    return lines
-
-
-def _made(choices: Sequence[SingleEvent]) -> str:
-    count = sum(event.count if isinstance(event, BoundedRangeEvent) else 1 for event in choices)
-    return "one choice that was" if count == 1 else f"{count} choices that were"
+    beside = privacy.events[1:]  # the first is the vector's
+    count = sum(event.count if isinstance(event, BoundedRangeEvent) else 1 for event in beside)
+    if not count:
+        return []
+    made = "one choice that was" if count == 1 else f"{count} choices that were"
+    return [
+        f"These two cover the vector together with {made} made privately from the same records."
+    ]
 
 
 def _worth_under_replace_one(events: Sequence[Event], delta: float) -> str:
@@ -194,10 +179,6 @@ def _worth_under_replace_one(events: Sequence[Event], delta: float) -> str:
 
 
 def _doubled(event: Event) -> Event:
-    if isinstance(event, ParallelEvent):
-        return ParallelEvent(
-            tuple(accounting.singles(list(map(_doubled, g))) for g in event.groups)
-        )
     if isinstance(event, GaussianEvent):
         return replace(event, delta2=2 * event.delta2)
     # A score moves twice as far where a chunk is exchanged, not only emptied.
