@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+import torch
 import transformers
 from packaging.version import Version
+from safetensors.torch import load_file, save_file
 from tests.models.families import FAMILIES, make
 
 from dpmtv.errors import ModelError
 from dpmtv.models import families
 from dpmtv.models.adapters import load_model
 from dpmtv.models.check import check_model
-from dpmtv.types import Demonstration, Prompt
+from dpmtv.types import Demonstration, Prompt, Query
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -99,6 +103,37 @@ def test_eager_attention_and_halves_see_the_same(family, folder_of, picture):
         assert half.dtype == dtype
         values = half.last_token_heads(prompt)
         assert np.dot(values, want) > 0.8 * np.linalg.norm(values) * np.linalg.norm(want)
+
+
+def halved(source: Path, target: Path) -> Path:
+    """The checkpoint in bfloat16, as most are published."""
+    shutil.copytree(source, target)
+    for path in target.rglob("*.safetensors"):
+        tensors = {name: t.to(torch.bfloat16) for name, t in load_file(path).items()}
+        save_file(tensors, path, {"format": "pt"})
+    for path in target.rglob("config.json"):
+        path.write_text(path.read_text("utf-8").replace('"float32"', '"bfloat16"'), "utf-8")
+    top = json.loads((target / "config.json").read_text("utf-8"))
+    (target / "config.json").write_text(json.dumps(top | {"dtype": "bfloat16"}), "utf-8")
+    return target
+
+
+@pytest.mark.parametrize("family", WORKING)
+def test_by_default_a_family_is_what_it_is_in_the_number_type_named(
+    family, folder_of, picture, tmp_path
+):
+    """Bit for bit, also what a module makes of its number type: Gemma's embedding scale."""
+    folder = halved(folder_of(family), tmp_path / "half")
+    ours, named = (load_model(folder, device="cpu", dtype=d) for d in ("auto", "float32"))
+    assert ours.dtype == "float32"
+    for of in ("named_parameters", "named_buffers"):
+        one, other = (dict(getattr(m.model, of)()) for m in (ours, named))
+        assert one.keys() == other.keys()
+        wrong = [name for name in one if not torch.equal(one[name], other[name])]
+        assert wrong == []
+    prompt = Prompt((), Query(picture, "What digit is this?"))
+    assert np.array_equal(ours.last_token_heads(prompt), named.last_token_heads(prompt))
+    assert ours.model.config.to_dict() == named.model.config.to_dict()
 
 
 def test_the_page_shows_the_table():

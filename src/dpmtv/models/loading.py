@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from dpmtv.errors import ModelError
 from dpmtv.models.processors import load_processor
 from dpmtv.models.projections import refuse_encoder_decoder
+from dpmtv.models.weights import load_weights
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,6 +64,8 @@ def load_parts(
     if dtype not in _DTYPES:
         raise ModelError(f"dtype must be one of {', '.join(_DTYPES)}, not {dtype}")
     place = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if dtype == "auto" and "cpu" in (place.partition(":")[0], device_map):
+        dtype = "float32"  # while it is read: what a module makes of its type cannot be undone later
     options: dict[str, Any] = {"dtype": dtype if dtype == "auto" else getattr(torch, dtype)}
     if bits is not None:
         options |= _quantised(bits, place)
@@ -89,25 +92,15 @@ def load_parts(
                     "shown"
                 )
             processor = load_processor(source, config, where)
-            model = transformers.AutoModelForImageTextToText.from_pretrained(
-                source, **where, **options
-            )
+            kind = transformers.AutoModelForImageTextToText
+            model = load_weights(kind, source, **where, **options)
         model.config._commit_hash = commit
     except _UNLOADABLE as error:
         kind = "folder" if local else "hub id or folder"
         raise ModelError(f"cannot load {kind} {name}: {_reason(error)}") from error
-    return _placed(model, dtype, options, place), processor, target if local else None
-
-
-def _placed(model: Any, dtype: str, options: dict[str, Any], place: str) -> Any:
-    """The model on its device, in a number type that the device computes well."""
-    if "device_map" in options:
-        return model
-    halves = (torch.float16, torch.bfloat16)
-    half = any(p.dtype in halves for p in model.parameters())
-    if dtype == "auto" and place == "cpu" and half:
-        model = model.to(torch.float32)
-    return model.to(place)
+    if "device_map" not in options:
+        model = model.to(place)
+    return model, processor, target if local else None
 
 
 def _downloaded(name: str, revision: str | None, files: Sequence[str]) -> Path:

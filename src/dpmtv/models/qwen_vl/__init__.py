@@ -10,6 +10,7 @@ from dpmtv.models.qwen_vl.configuration import read_config
 from dpmtv.models.qwen_vl.modeling import QwenVLForConditionalGeneration
 from dpmtv.models.qwen_vl.processor import CHATML, RAW, QwenVLProcessor
 from dpmtv.models.qwen_vl.tokenizer import QwenTokenizer
+from dpmtv.models.weights import load_weights
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,7 +46,7 @@ def load(folder: Path, options: dict[str, Any]) -> tuple[Any, Any]:
     template = _template(folder)
     if template is RAW and not hasattr(config, "answer_instruction"):
         config.answer_instruction = ""  # " Answer:" says it
-    model = _weights(folder, config, options)
+    model = load_weights(QwenVLForConditionalGeneration, folder, config=config, **options)
     ends = ["<|endoftext|>"] if template is RAW else ["<|endoftext|>", "<|im_end|>", "<|im_start|>"]
     model.generation_config.eos_token_id = tokenizer.convert_tokens_to_ids(ends)
     model.generation_config.pad_token_id = tokenizer.pad_token_id
@@ -66,25 +67,3 @@ def _template(folder: Path) -> str:
     if name not in known:
         raise ModelError(f"generation_config.json: chat_format {name!r} is not raw or chatml")
     return known[name]
-
-
-def _weights(folder: Path, config: Any, options: dict[str, Any]) -> Any:
-    """The model with every tensor from the checkpoint, and no tensor of the checkpoint left.
-
-    Raises:
-        ModelError: one is missing, unknown or of another shape.
-    """
-    loaded: Any = QwenVLForConditionalGeneration.from_pretrained(
-        folder, config=config, output_loading_info=True, ignore_mismatched_sizes=True, **options
-    )
-    model, found = loaded
-    wrong = [f"{name} is missing" for name in found["missing_keys"]]
-    wrong += [f"{name} is unknown" for name in found["unexpected_keys"]]
-    wrong += [
-        f"{name} has shape {tuple(has)}, not {tuple(wants)}"
-        for name, has, wants in found["mismatched_keys"]
-    ]
-    if wrong:
-        more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
-        raise ModelError(f"weights in {folder.name}: tensor {min(wrong)}{more}")
-    return model

@@ -21,6 +21,7 @@ from dpmtv.models.vila.modeling import (
     VilaProjectorConfig,
 )
 from dpmtv.models.vila.processing import IMAGE, VilaProcessor, chat_template
+from dpmtv.models.weights import load_weights
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,13 +46,12 @@ def load(folder: Path, options: dict[str, Any]) -> tuple[Any, Any]:
     """
     known = read_layout(folder)
     llm, tower, projector = (folder / part for part in PARTS)
-    plain = {k: v for k, v in options.items() if k in ("dtype", "attn_implementation")}
     text = _weights(transformers.LlamaForCausalLM, llm, **options)
+    plain = {k: v for k, v in options.items() if k == "attn_implementation"}
+    plain["dtype"] = text.dtype  # one for all parts, also where "auto" would find several
     vision = _weights(transformers.SiglipVisionModel, tower, **plain)
     widths = VilaProjectorConfig(
-        vision_width=vision.config.hidden_size,
-        text_width=text.config.hidden_size,
-        dtype=known[projector.name].get("torch_dtype"),
+        vision_width=vision.config.hidden_size, text_width=text.config.hidden_size
     )
     downsample = _weights(VilaProjector, projector, config=widths, **plain)
     tokenizer: Any = transformers.AutoTokenizer.from_pretrained(
@@ -106,28 +106,13 @@ def _weights(kind: Any, folder: Path, **options: Any) -> Any:
     """One part with exactly its tensors.
 
     Raises:
-        ModelError: one is missing, left over or of another shape, or a file is no weights.
+        ModelError: they do not fit, or a file is no weights.
     """
     try:
-        made, found = kind.from_pretrained(
-            folder, output_loading_info=True, ignore_mismatched_sizes=True, **options
-        )
+        return load_weights(kind, folder, **options)
     except (UnpicklingError, SafetensorError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ModelError(f"cannot read the weights in {folder}: {reason}") from error
-    wrong = [
-        *(f"{name} is missing" for name in sorted(found["missing_keys"])),
-        *(f"{name} is not of this model" for name in sorted(found["unexpected_keys"])),
-        *(
-            f"{name} has shape {tuple(has)}, not {tuple(wants)}"
-            for name, has, wants in sorted(found["mismatched_keys"])
-        ),
-        *found["error_msgs"],
-    ]
-    if wrong:
-        more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
-        raise ModelError(f"the weights in {folder} do not fit: {'; '.join(wrong[:5])}{more}")
-    return made
 
 
 def _fitted(text: Any, tokenizer: Any) -> Any:
