@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from tests.models.families import make
 
 from dpmtv.errors import ModelError
+from dpmtv.models import vila
 from dpmtv.models.adapters import load_model
 from dpmtv.types import Demonstration, Prompt, Query
 
@@ -98,6 +99,16 @@ def test_pickled_code_does_not_run_and_broken_files_are_named(folder, tmp_path, 
     with pytest.raises(ModelError, match=r"cannot read the weights in .*mm_projector"):
         load_model(folder)
     assert not (tmp_path / "ran").exists()
+
+
+def test_all_parts_are_of_one_number_type(folder):
+    """The language model's, where nothing else is said."""
+    llm = load_file(folder / "llm" / "model.safetensors")
+    halves = {name: tensor.to(torch.bfloat16) for name, tensor in llm.items()}
+    save_file(halves, folder / "llm" / "model.safetensors", {"format": "pt"})
+    change(folder / "llm" / "config.json", dtype="bfloat16")
+    model, _ = vila.load(folder, {"dtype": "auto"})
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
 
 
 def test_weights_in_folders_inside_are_part_of_the_identity(folder):

@@ -203,6 +203,23 @@ def test_a_quantised_matrix_of_another_shape_is_refused(tmp_path):
         load_weights(Kind(layer), tmp_path)
 
 
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_eight_bit_floats_have_their_scales(lost, tmp_path):
+    eight = torch.zeros(2, 2, dtype=torch.float8_e4m3fn)
+    tensors = {f"{name}.weight": eight.clone() for name in "ab"}
+    tensors |= {f"{name}.weight_scale_inv": torch.ones(1, 1) for name in "ab"[lost:]}
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text('{"quantization_config": {"quant_method": "fp8"}}')
+    kind = Kind(nn.Linear(2, 2))
+    if lost:
+        with pytest.raises(ModelError, match=r"a\.weight is without its scale"):
+            load_weights(kind, tmp_path)
+    else:
+        assert load_weights(kind, tmp_path) is kind.model
+    (tmp_path / "config.json").write_text("{}")  # numbers that were cast, and need none
+    assert load_weights(kind, tmp_path) is kind.model
+
+
 # --- commands ----------------------------------------------------------------------------------
 
 

@@ -389,8 +389,8 @@ def load_model(
         name: folder or hub id of an image-text-to-text model; ``"embedded"`` is the tiny one that
             comes with the package.
         revision: hub branch, tag or commit.
-        dtype: ``"auto"`` keeps the checkpoint's; else ``"float32"``, ``"bfloat16"``, ``"float16"``.
-            A half-precision checkpoint on a CPU is computed in float32 under ``"auto"``.
+        dtype: ``"float32"``, ``"bfloat16"``, ``"float16"``, or ``"auto"``: float32 on a CPU, else
+            the checkpoint's. Weights are read in the type that is computed with.
         device: such as ``"cuda"``; the default is a GPU when there is one.
         device_map: such as ``"auto"``, to spread a large model over several devices instead.
         bits: 4 or 8, to load the weights quantised.
@@ -404,7 +404,8 @@ def load_model(
         max_new_tokens: longest answer.
 
     Raises:
-        ModelError: not there, not a vision-language model, or heads not found.
+        ModelError: not there, not a vision-language model, weights that are not exactly the
+            architecture's, or heads not found.
     """
     model, processor, folder = load_parts(
         name,

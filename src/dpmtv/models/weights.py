@@ -8,15 +8,14 @@ itself ties or lists as ignorable.
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from traceback import walk_tb
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from safetensors import safe_open
 from torch import nn
 
 from dpmtv.errors import ModelError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _NAMED = 3  # tensors of each fault
 
@@ -54,8 +53,8 @@ def load_weights(kind: Any, source: Path | str, **options: Any) -> Any:
     )
     if any(faults):
         raise _unfit(source, *faults)
-    if packed := _unfit_quantised(model):
-        raise _unfit(source, packed)
+    if wrong := [*_unfit_quantised(model), *_unscaled(source, options.get("revision"))]:
+        raise _unfit(source, wrong)
     return model
 
 
@@ -103,3 +102,27 @@ def _unfit_quantised(model: nn.Module) -> list[str]:
         if not fits:
             wrong.append(f"{name}.weight with its scales has no shape {wants}")
     return wrong
+
+
+def _unscaled(source: Path | str, revision: str | None) -> list[str]:
+    """Eight-bit floats of a quantised checkpoint without a scale in their module.
+
+    Transformers, where it dequantises them, takes such for numbers that need none.
+    """
+    from transformers import PretrainedConfig
+    from transformers.utils.hub import cached_file
+
+    known, _ = PretrainedConfig.get_config_dict(source, revision=revision)
+    if not known.get("quantization_config"):
+        return []
+    folder = Path(str(cached_file(source, "config.json", revision=revision))).parent
+    eights, scaled = set(), set()
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, "pt") as file:
+            for name in file.keys():  # noqa: SIM118 - no dictionary
+                module, _, tensor = name.rpartition(".")
+                if "scale" in tensor:
+                    scaled.add(module)
+                elif file.get_slice(name).get_dtype().startswith("F8"):
+                    eights.add((name, module))
+    return [f"{name} is without its scale" for name, module in sorted(eights) if module not in scaled]
