@@ -65,7 +65,7 @@ def load_parts(
         raise ModelError(f"dtype must be one of {', '.join(_DTYPES)}, not {dtype}")
     place = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if dtype == "auto" and "cpu" in (place.partition(":")[0], device_map):
-        dtype = "float32"  # while it is read: what a module makes of its type cannot be undone later
+        dtype = "float32"  # from the start: what modules make of their type stays as it is
     options: dict[str, Any] = {"dtype": dtype if dtype == "auto" else getattr(torch, dtype)}
     if bits is not None:
         options |= _quantised(bits, place)
@@ -92,8 +92,8 @@ def load_parts(
                     "shown"
                 )
             processor = load_processor(source, config, where)
-            kind = transformers.AutoModelForImageTextToText
-            model = load_weights(kind, source, **where, **options)
+            auto = transformers.AutoModelForImageTextToText
+            model = load_weights(auto, source, **where, **options)
         model.config._commit_hash = commit
     except _UNLOADABLE as error:
         kind = "folder" if local else "hub id or folder"

@@ -1,8 +1,8 @@
 """Weights of a checkpoint: all of its architecture's tensors and no others, or a refusal.
 
-Transformers fills what it does not find with random numbers: each load would be another model under
-one identity. So nothing may be missing, left over or of another shape, but for what the architecture
-itself ties or lists as ignorable.
+Transformers fills what it does not find with random numbers: each load would be another model
+under one identity. So nothing may be missing, left over or of another shape, but for what the
+architecture itself ties or lists as ignorable.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ def load_weights(kind: Any, source: Path | str, **options: Any) -> Any:
     Raises:
         ModelError: one is missing, unknown or of another shape, or an adapter lies beside them.
     """
-    from transformers.utils import find_adapter_config_file
+    from transformers.utils.peft_utils import find_adapter_config_file
 
-    if find_adapter_config_file(source, revision=options.get("revision")):
+    if find_adapter_config_file(str(source), revision=options.get("revision")):
         raise ModelError(
             f"{source} has an adapter beside its weights (adapter_config.json), which is applied "
             "only where peft is installed: merge it into the weights (peft's merge_and_unload), or "
@@ -116,7 +116,8 @@ def _unscaled(source: Path | str, revision: str | None) -> list[str]:
     if not known.get("quantization_config"):
         return []
     folder = Path(str(cached_file(source, "config.json", revision=revision))).parent
-    eights, scaled = set(), set()
+    eights: set[tuple[str, str]] = set()
+    scaled: set[str] = set()
     for path in folder.glob("*.safetensors"):
         with safe_open(path, "pt") as file:
             for name in file.keys():  # noqa: SIM118 - no dictionary
@@ -125,4 +126,5 @@ def _unscaled(source: Path | str, revision: str | None) -> list[str]:
                     scaled.add(module)
                 elif file.get_slice(name).get_dtype().startswith("F8"):
                     eights.add((name, module))
-    return [f"{name} is without its scale" for name, module in sorted(eights) if module not in scaled]
+    lost = sorted(name for name, module in eights if module not in scaled)
+    return [f"{name} is without its scale" for name in lost]
