@@ -17,10 +17,11 @@ import numpy as np
 from dpmtv.errors import ArtifactError
 from dpmtv.privacy import certificate as certificates
 from dpmtv.privacy import signature
-from dpmtv.privacy.statement import statement
+from dpmtv.privacy.statement import figures_in, statement
 from dpmtv.types import HeadLayout
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from contextlib import AbstractContextManager
 
     from jaxtyping import Bool, Float32
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 TENSORS, CERTIFICATE, CARD = "task_vector.safetensors", "certificate.json", "README.md"
 SIGNATURE = "certificate.sig"
+_NAMES = {TENSORS, CERTIFICATE, CARD, SIGNATURE}
 
 
 class PatchableModel(Protocol):
@@ -127,41 +129,91 @@ class TaskVector:
 def verify(folder: Path | str, officer: Path | str | None = None) -> list[str]:
     """Recompute the claims of an artifact; returns what was checked, in words.
 
+    The tensors, the certificate and the card that people read are checked, and nothing else may
+    lie in the folder.
+
     Args:
         folder: the artifact.
         officer: public key (PEM) of whoever must have signed it; without one a signature is not
             checked.
 
     Raises:
-        ArtifactError: as :meth:`TaskVector.from_pretrained`, or not signed with that key.
+        ArtifactError: as :meth:`TaskVector.from_pretrained`, a card that does not say what the
+            certificate does, a file that does not belong there, or not signed with that key.
     """
     folder = Path(folder)
-    _, checked = _load(folder)
-    signed = (folder / SIGNATURE).is_file()
-    if officer is not None:
-        if not signed:
-            raise ArtifactError(f"{folder} is not signed: it has no {SIGNATURE}")
-        text = (folder / SIGNATURE).read_text("utf-8", errors="replace")
-        signature.check((folder / CERTIFICATE).read_bytes(), text, Path(officer))
-        return [
-            *checked,
-            "The officer's signature is on this certificate: it was not changed since.",
-        ]
-    unchecked = "There is a signature; name the officer's public key to check it."
-    return [*checked, unchecked if signed else "There is no officer's signature."]
+    vector, checked = _load(folder)
+    files = _files(folder)
+    checked = [*checked, _check_card(vector, files)]
+    text = files.pop(SIGNATURE, None)
+    if officer is None:
+        unchecked = "There is a signature; name the officer's public key to check it."
+        return [*checked, unchecked if text is not None else "There is no officer's signature."]
+    if text is None:
+        raise ArtifactError(f"{folder} is not signed: it has no {SIGNATURE}")
+    signed = text.decode("utf-8", errors="replace")
+    if signature.matches(signature.of_folder(files), signed, Path(officer)):
+        words = "The officer's signature is on all files of this folder: none was changed since."
+    elif signature.matches(signature.of_certificate(files[CERTIFICATE]), signed, Path(officer)):
+        words = (
+            f"The officer's signature is on this certificate, which names the tensor file. It is "
+            f"of an older dpmtv and does not cover {CARD}."
+        )
+    else:
+        raise ArtifactError("the signature is not this officer's, or a file was changed since")
+    return [*checked, words]
 
 
 def sign(folder: Path | str, private_key: Path | str) -> None:
     """Verify an artifact, then put the officer's signature beside its certificate.
 
     Raises:
-        ArtifactError: what is claimed does not hold.
+        ArtifactError: what is claimed does not hold, or the card is not what this version writes.
         UserError: the key cannot be used.
     """
     folder = Path(folder)
-    _load(folder)
-    text = signature.sign((folder / CERTIFICATE).read_bytes(), Path(private_key))
+    vector, _ = _load(folder)
+    files = _files(folder)
+    files.pop(SIGNATURE, None)
+    if files.get(CARD) != _card(vector).encode():
+        raise ArtifactError(
+            f"{CARD} is not what this dpmtv writes for the certificate, and an officer's signature "
+            "covers what people read: load the vector and save it again"
+        )
+    text = signature.sign(signature.of_folder(files), Path(private_key))
     (folder / SIGNATURE).write_text(text, "utf-8")
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    """All files of the folder, which may hold nothing but what belongs to a task vector."""
+    paths = {path.name: path for path in folder.iterdir()}
+    foreign = sorted(name for name in paths if name not in _NAMES or not paths[name].is_file())
+    if foreign:
+        raise ArtifactError(
+            f"{folder} holds what is no part of a task vector and was checked by nobody: "
+            f"{', '.join(map(repr, foreign))}; move it away"
+        )
+    return {name: path.read_bytes() for name, path in paths.items()}
+
+
+def _check_card(vector: TaskVector, files: Mapping[str, bytes]) -> str:
+    """Compare the card with the one that belongs to the certificate; returns what was found."""
+    found, card = files.get(CARD), _card(vector)
+    if found is None:
+        return f"There is no {CARD} for people to read; dpmtv show says what it would."
+    if found == card.encode():
+        return f"{CARD} says what the certificate says, word for word."
+    # Another version has other words. Its figures at least must be the certificate's.
+    others = figures_in(found.decode("utf-8", errors="replace")) - figures_in(card)
+    if certificates.is_current(vector.certificate) or others:
+        raise ArtifactError(
+            f"{CARD} was changed: it is not what dpmtv writes for this certificate; do not trust "
+            "it, read what dpmtv show says"
+        )
+    return (
+        f"{CARD} is NOT CHECKED but for ε and δ: it is not what this version of dpmtv writes. "
+        "Read what dpmtv show says instead."
+    )
 
 
 def require_free(folder: Path) -> None:

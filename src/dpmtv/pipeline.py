@@ -18,6 +18,8 @@ from PIL import Image
 from dpmtv.artifact import TaskVector, tensor_bytes
 from dpmtv.data.chunks import form_chunks, rows_of_units, units_in_a_chunk
 from dpmtv.data.demonstrations import BadRow, require_good
+from dpmtv.data.fingerprints import record_digests
+from dpmtv.data.formats import data_file
 from dpmtv.data.partition import fresh_key
 from dpmtv.data.work import open_work, records_sha256, write_report
 from dpmtv.errors import InternalError, LedgerError, PrivacyParameterError
@@ -38,6 +40,7 @@ from dpmtv.options import (
 )
 from dpmtv.privacy import certificate as certificates
 from dpmtv.privacy import ledger as ledgers
+from dpmtv.privacy import ledger_records
 from dpmtv.privacy.accounting import check_delta, gdp_mu
 from dpmtv.privacy.mechanisms import GaussianMean, calibrate
 from dpmtv.privacy.sensitivity import NeighbourRelation
@@ -95,6 +98,8 @@ def build_task_vector(
     allow_large_delta: bool = False,
     ledger: Path | str | None = None,
     part: str = "",
+    files: Sequence[Path | str] = (),
+    ignore_ledgers: bool = False,
     work: Path | str | None = None,
     report: Path | str | None = None,
     progress: Progress = lambda _what, _done, _total: None,
@@ -169,6 +174,9 @@ def build_task_vector(
         ledger: file of the budget book that is charged before the noise is drawn; made, with
             this build's ε and δ as its total, if there is none.
         part: the ledger's group of units that these rows belong to.
+        files: where the rows were read from. Ledgers that lie beside them, or know any of the
+            records, and are not this one, refuse the build.
+        ignore_ledgers: build although they might; the certificate says so.
         work: a new folder for what an interrupted build needs; the same one to go on. Deleted on
             success.
         report: file for the operator, with bad rows and null chunks: as private as the records.
@@ -228,6 +236,11 @@ def build_task_vector(
     if ledger is not None and Path(ledger).exists():
         book = ledgers.open(ledger)
         book.check(wanted.events, relation=relation, unit=unit, part=part)
+    places = [Path(path) for named in files for path in (named, data_file(named))]
+    digests = record_digests(data) if files or ledger is not None else []
+    others: certificates.OtherLedgers | None = "ignored" if ignore_ledgers else None
+    if not ignore_ledgers and ledger_records.refuse_others(digests, book, places):
+        others = "none-found"
     preflight(model, shots)
 
     needed = selection != "all" or clip is None or query == "public"
@@ -320,6 +333,9 @@ def build_task_vector(
             book_id = book.id
             paid = book.reserve(mechanism.events, relation=relation, unit=unit, part=part)
             stack.enter_context(paid)
+            ledger_records.note(digests, book, places)
+            if not ignore_ledgers:  # another build may have begun meanwhile
+                ledger_records.refuse_others(digests, book, places)
         charge = paid.charge if paid else None
 
         def stated(mechanism: GaussianMean, geometry: ReleaseGeometry) -> certificates.Privacy:
@@ -329,6 +345,7 @@ def build_task_vector(
                 per_unit=per_unit,
                 population=population,
                 ledger=book_id,
+                other_ledgers=others,
                 shots=shots,
                 query=query,
                 queries_sha256=_hash_records(queries) if queries else None,

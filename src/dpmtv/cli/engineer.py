@@ -136,6 +136,14 @@ def build(
     no_ledger: Annotated[
         bool, typer.Option("--no-ledger", help="Count no budget; the certificate says so.")
     ] = False,
+    ignore_ledgers: Annotated[
+        bool,
+        typer.Option(
+            "--ignore-ledgers",
+            help="Build although another ledger may have paid for these records; the certificate "
+            "says so.",
+        ),
+    ] = False,
     part: Annotated[
         str, typer.Option(help="Name of a group of units that shares none with other groups.")
     ] = "",
@@ -161,6 +169,7 @@ def build(
     from dpmtv.data.work import require_report
     from dpmtv.options import PrivateClip, PublicWord, SelectionMode
     from dpmtv.pipeline import build_task_vector
+    from dpmtv.privacy.ledger_records import beside
     from dpmtv.privacy.statement import statement
 
     if selection is not None:
@@ -191,9 +200,9 @@ def build(
     others = public_records(public, public_option)
     if ledger is None and not no_ledger and (len(data) > 1 or not data[0].exists()):
         raise UserError("for several files, or data of a hub, name the ledger: --ledger FILE")
-    beside = data_file(data[0])  # one data set, one ledger
-    report = report or _beside(beside, ".report.json")
-    book = None if no_ledger else ledger or _beside(beside, ".ledger")
+    first = data_file(data[0])  # one data set, one ledger
+    report = report or beside(first, ".report.json")
+    book = None if no_ledger else ledger or beside(first, ".ledger")
     _apart(*map(data_file, data), output, report, book, work)
     require_report(report)
     loaded = load(model, revision=revision, instruction=instruction, **model_options(model_option))
@@ -229,11 +238,13 @@ def build(
             allow_large_delta=allow_large_delta,
             ledger=book,
             part=part,
+            files=data,
+            ignore_ledgers=ignore_ledgers,
             work=work,
             report=report,
             progress=progress,
         )
-    _save(vector, output, (book or beside).parent)
+    _save(vector, output, (book or first).parent)
     for line in statement(vector.certificate):
         typer.echo(line)
     typer.echo(f"Saved: {output}")
@@ -275,11 +286,6 @@ def _number(text: str) -> float:
         return float(text)
     except ValueError:
         raise UserError(f"--clip is a number or private, not {text}") from None
-
-
-def _beside(data: Path, ending: str) -> Path:
-    """Where a file about the data goes; the dots of a folder's name belong to the name."""
-    return data.with_name(data.name + ending) if data.is_dir() else data.with_suffix(ending)
 
 
 def _save(vector: TaskVector, output: Path, beside: Path) -> None:

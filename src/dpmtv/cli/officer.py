@@ -64,7 +64,7 @@ def verify(
     ] = None,
     json_: Json = False,
 ) -> None:
-    """Recompute the guarantee from the certificate's events and check the files."""
+    """Recompute the guarantee from the certificate's events; check every file of the folder."""
     from dpmtv.artifact import verify as check
 
     lines = check(folder, officer)
@@ -81,7 +81,7 @@ def sign(
     folder: Annotated[Path, typer.Argument(help="A task vector.")],
     key: Annotated[Path, typer.Option(help="The officer's Ed25519 private key (PEM).")],
 ) -> None:
-    """Verify a task vector and sign its certificate, as the officer who answers for the data."""
+    """Verify a task vector and sign its folder, as the officer who answers for the data."""
     from dpmtv.artifact import SIGNATURE
     from dpmtv.artifact import sign as put
 

@@ -155,6 +155,39 @@ def power_at(mu: float, false_alarm_rate: float) -> float:
     return normal.cdf(normal.inv_cdf(false_alarm_rate) + mu)
 
 
+def power_of(events: Sequence[Event], false_alarm_rate: float) -> float:
+    """Share of true members that the best attack on releases finds at a share of false alarms.
+
+    A test with the false-alarm rate α has at most the power δ(ε) + α e^ε, for every real ε, and
+    the least of these bounds is the power of the best test on the worst pair: Gaussians and picks
+    whose ranges are fixed beforehand enter by that pair (docs/privacy.md, Theorem 21).
+
+    Guarantee:
+        Never below the exact value, the discreteness of the noise included.
+    """
+    gaussians = [event for event in events if isinstance(event, GaussianEvent)]
+    picks = [event for event in events if isinstance(event, BoundedRangeEvent)]
+    # Each noise is this far, in either world, from the continuous one (`discreteness_slack`).
+    far = math.fsum(discreteness_slack(0.0, e.d, e.scale) / 2 for e in gaussians)
+    alarms = min(1.0, false_alarm_rate + far)
+    mu, losses = gdp_mu(*gaussians), losses_of(picks)
+    if alarms >= 1 or not (losses and mu <= _MAX_MU):
+        return min(1.0, power_at(gdp_mu(*events), alarms) + far) if alarms < 1 else 1.0
+
+    from scipy.optimize import minimize_scalar
+
+    def bound(epsilon: float) -> float:
+        return losses.delta(epsilon, 1 / mu if mu else math.inf) + alarms * math.exp(epsilon)
+
+    # The best ε is where the loss of the Gaussians exceeds with probability α, up to the picks'.
+    middle = -mu * statistics.NormalDist().inv_cdf(alarms) - mu * mu / 2
+    reach = float(losses.values[-1])
+    least = minimize_scalar(
+        bound, bounds=(middle - reach, middle + reach), method="bounded", options={"xatol": 1e-7}
+    )
+    return min(1.0, float(least.fun) + far)
+
+
 def epsilon_of(events: Sequence[Event], delta: float) -> float:
     """ε that a list of releases costs together at δ, never below the exact value.
 

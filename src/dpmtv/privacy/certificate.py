@@ -11,7 +11,7 @@ import math
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
@@ -21,12 +21,17 @@ from dpmtv.errors import ArtifactError, PrivacyParameterError
 from dpmtv.privacy import accounting, strict_json
 from dpmtv.privacy.mechanisms import GaussianMean
 from dpmtv.privacy.sensitivity import NeighbourRelation
-from dpmtv.privacy.strict_json import FloatOrInf, require
+from dpmtv.privacy.strict_json import SINCE, FloatOrInf, require
 from dpmtv.types import BoundedRangeEvent, Event, GaussianEvent
 
-_FORMAT_VERSION = 2
+_FORMAT_VERSION = 3
+_READABLE = (2, _FORMAT_VERSION)
+_NEW = {SINCE: 3}
 _SAMPLER = "opendp discrete gaussian"
 _ACCOUNTANT = "analytic gaussian, dp-accounting"
+
+ALARMS = (0.01, 0.05, 0.1)
+"""Shares of false alarms for which a certificate states what an attacker finds."""
 
 # What every release with noise states beside ε and its events.
 _PRICE = ("delta", "slack", "mu", "grid", "scale", "sampler", "accountant")
@@ -48,6 +53,7 @@ _EPSILON_TOLERANCE = 1e-6
 
 ClipSource = Literal["option", "public", "made-up", "private", "private-steps"]
 """``"private-steps"`` is of older versions, which also had the head selection "private-top-k"."""
+OtherLedgers = Literal["none-found", "ignored"]
 
 
 @dataclass(frozen=True)
@@ -116,6 +122,10 @@ class Privacy:
         voting_chunks: None; older versions could leave choices to further chunks.
         events: every release that ε and δ cover: the vector, then in their order the choices made
             beside it: of heads, of the clip norm, of what the vector decodes to.
+        power: what an attacker finds at most at the `ALARMS` (`accounting.power_of`), rounded up
+            to four digits. Since format 3.
+        other_ledgers: whether ledgers beside the data were looked for, and none knew the records,
+            or the operator had them ignored; None where nobody looked. Since format 3.
     """
 
     relation: NeighbourRelation
@@ -142,6 +152,8 @@ class Privacy:
     accountant: str | None = None
     voting_chunks: None = None
     events: tuple[Event, ...] = ()
+    power: tuple[float, ...] = field(default=(), metadata=_NEW)
+    other_ledgers: OtherLedgers | None = field(default=None, metadata=_NEW)
 
     def __post_init__(self) -> None:
         require(_is_label(self.unit), "privacy.unit", "must be one printable line")
@@ -175,9 +187,8 @@ class Privacy:
         _matches(self.sampler, "privacy.sampler", f"{_SAMPLER} {_VERSION}")
         _matches(self.accountant, "privacy.accountant", f"{_ACCOUNTANT} {_VERSION}")
         for event in self.events:
-            for field in fields(event):
-                positive = getattr(event, field.name) > 0
-                require(positive, f"privacy.events.{field.name}", "must be positive")
+            for name, value in vars(event).items():
+                require(value > 0, f"privacy.events.{name}", "must be positive")
         price = [getattr(self, name) for name in _PRICE]
         if self.epsilon == math.inf:
             bare = not self.events and all(part is None for part in price)
@@ -240,7 +251,10 @@ class Certificate:
     format_version: int = _FORMAT_VERSION
 
     def __post_init__(self) -> None:
-        require(self.format_version == _FORMAT_VERSION, "format_version", "is unknown")
+        require(self.format_version in _READABLE, "format_version", "is unknown")
+        noisy = self.privacy.epsilon != math.inf and self.format_version >= _NEW[SINCE]
+        stated = len(self.privacy.power) == len(ALARMS) * noisy
+        require(stated, "privacy.power", "must go with the noise, at each share of false alarms")
         _matches(self.product_version, "product_version", _VERSION)
         _matches(self.tensor_sha256, "tensor_sha256", _SHA256)
         mode, clip = self.selection.mode, self.privacy.clip_source
@@ -270,6 +284,7 @@ def privacy_of(
     per_unit: int | None = None,
     population: int | None = None,
     ledger: str | None = None,
+    other_ledgers: OtherLedgers | None = None,
     shots: int,
     query: Literal["private", "public"],
     queries_sha256: str | None = None,
@@ -303,6 +318,8 @@ def privacy_of(
         sampler=f"{_SAMPLER} {version('opendp')}",
         accountant=f"{_ACCOUNTANT} {version('dp-accounting')}",
         events=mechanism.events,
+        power=tuple(_power(mechanism.events, alarms) for alarms in ALARMS),
+        other_ledgers=other_ledgers,
     )
 
 
@@ -313,7 +330,7 @@ def write(certificate: Certificate, path: Path) -> None:
         ArtifactError: a field whose value `read` would refuse; nothing is written then.
     """
     text = strict_json.dumps(certificate)
-    strict_json.loads(Certificate, text, _FORMAT_VERSION)
+    strict_json.loads(Certificate, text, *_READABLE)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("w", encoding="utf-8", newline="\n") as file:
@@ -336,7 +353,13 @@ def read(path: Path) -> Certificate:
         text = path.read_bytes().decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ArtifactError(f"{path.name} is not a readable certificate") from error
-    return strict_json.loads(Certificate, text, _FORMAT_VERSION)
+    return strict_json.loads(Certificate, text, *_READABLE)
+
+
+def is_current(certificate: Certificate) -> bool:
+    """Whether this very version wrote it, so that it knows every word that belongs to it."""
+    written = (certificate.format_version, certificate.product_version)
+    return written == (_FORMAT_VERSION, version("dpmtv"))
 
 
 def verify(certificate: Certificate, tensor_sha256: str) -> list[str]:
@@ -404,9 +427,9 @@ def _verify_noise(privacy: Privacy, largest: int) -> list[str]:
     except (PrivacyParameterError, OverflowError) as error:
         raise ArtifactError(f"certificate: privacy: {error}") from error
     event, others = mechanism.event, mechanism.beside
-    for field in fields(event):
-        same = getattr(privacy.events[0], field.name) == getattr(event, field.name)
-        require(same, f"privacy.events.{field.name}", "does not follow from the other fields")
+    for name, value in vars(event).items():
+        same = getattr(privacy.events[0], name) == value
+        require(same, f"privacy.events.{name}", "does not follow from the other fields")
     # Only division is the same to the last digit everywhere.
     expected, off = accounting.gdp_mu(*mechanism.events), 1e-11 if others else 0.0
     same = math.isclose(mu, expected, rel_tol=off)
@@ -421,12 +444,23 @@ def _verify_noise(privacy: Privacy, largest: int) -> list[str]:
         "privacy.epsilon",
         "does not belong to this event and this delta",
     )
+    if privacy.population is not None:
+        below = delta < 1 / privacy.population
+        require(below, "privacy.delta", "is not below 1/population: it lets whole records out")
+    for stated, alarms in zip(privacy.power, ALARMS, strict=False):
+        # Rounded up to four digits; the last digit of the exact one may differ by library.
+        close = -1e-9 <= stated - accounting.power_of(mechanism.events, alarms) <= 1.01e-4
+        require(close, "privacy.power", "does not follow from the events")
     return [
         f"The sensitivity follows from {privacy.relation}, {privacy.chunks} chunks and the clip "
         f"norms; the noise follows from the grid.",
         f"The event{_and_others(others)} costs ε = {epsilon:.6g} at δ = {delta:g}, sampler slack "
         f"included; stated is {privacy.epsilon:g}.",
     ]
+
+
+def _power(events: Sequence[Event], alarms: float) -> float:
+    return math.ceil(accounting.power_of(events, alarms) * 1e4) / 1e4
 
 
 def _and_others(others: Sequence[Event]) -> str:

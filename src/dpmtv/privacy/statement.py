@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from html import escape
 from typing import TYPE_CHECKING
 
 from dpmtv.privacy import accounting
+from dpmtv.privacy.certificate import ALARMS
 from dpmtv.privacy.sensitivity import NeighbourRelation
 from dpmtv.types import BoundedRangeEvent, GaussianEvent
 
@@ -27,15 +29,9 @@ def statement(certificate: Certificate) -> list[str]:
         ]
     epsilon, delta = privacy.epsilon, privacy.delta
     whose, change, question, limit = _words(privacy)
-    power = accounting.power_at(privacy.mu, 0.05)
+    _, power, _ = _power(privacy)
     if privacy.relation is NeighbourRelation.ZERO_OUT:
         limit = _worth_under_replace_one(privacy.events, delta)
-    budget = (
-        f"It was paid from the budget ledger {privacy.ledger[:8]}…; another build from the same "
-        "data is charged there too."
-        if privacy.ledger
-        else "No budget ledger was kept: another build from the same data adds its own ε and δ."
-    )
     return [
         f"The vector is (ε = {epsilon:.12g}, δ = {delta:.12g})-differentially private under the "
         f"relation {privacy.relation}: what it reveals about {whose} is bounded by these two.",
@@ -46,7 +42,7 @@ def statement(certificate: Certificate) -> list[str]:
         limit,
         *_choices(privacy),
         "Using the vector costs nothing more, however many questions are asked.",
-        budget,
+        *_budget(privacy),
         "It holds towards those who get the vector; whoever built it has seen the records.",
     ]
 
@@ -93,8 +89,7 @@ def statement_page(certificate: Certificate, checked: Sequence[str]) -> str:
         "tensor file": f"SHA-256 {certificate.tensor_sha256}",
     }
     if privacy.delta is not None and privacy.mu is not None:
-        alarms = (0.01, 0.05, 0.1)
-        power = (f"{_up(100 * accounting.power_at(privacy.mu, a), 2):.15g} %" for a in alarms)
+        power = (f"{_up(100 * share, 2):.15g} %" for share in _power(privacy))
         rows |= {
             "price": f"ε = {privacy.epsilon:.12g}, δ = {privacy.delta:.12g}, "
             f"μ = {_up(privacy.mu, 4):.15g}",
@@ -116,6 +111,43 @@ def statement_page(certificate: Certificate, checked: Sequence[str]) -> str:
         checked=items(checked),
         rows="".join(f"<tr><th>{k}</th><td>{escape(str(v))}</td></tr>" for k, v in rows.items()),
     )
+
+
+def figures_in(text: str) -> set[str]:
+    """Every ε and δ that a text names with a number."""
+    return set(re.findall(r"[εδ]\s*=\s*(inf|[-+.\de]*\d)", text))
+
+
+def _power(privacy: Privacy) -> tuple[float, ...]:
+    """What an attacker finds at most; older certificates leave it to their events."""
+    return privacy.power or tuple(accounting.power_of(privacy.events, a) for a in ALARMS)
+
+
+def _budget(privacy: Privacy) -> list[str]:
+    looked = {
+        "none-found": "Before, dpmtv looked for other ledgers beside the data, and found none that "
+        "had paid for any of these records.",
+        "ignored": "Its operator told dpmtv to ignore other ledgers. If one has paid for any of "
+        "these records, what was spent there comes on top of this ε and δ.",
+        None: "",
+    }[privacy.other_ledgers]
+    if privacy.ledger is None:
+        return [
+            "No budget ledger was kept: every other build from the same data, before or after, "
+            f"adds its own ε and δ. {looked}".rstrip()
+        ]
+    later = (
+        "A later build from any of them that would not be charged there is refused if dpmtv finds "
+        "this ledger beside its data and its operator does not insist. Records that were changed "
+        "or copied elsewhere it may not know again: then that build's ε and δ come on top."
+        if privacy.other_ledgers
+        else "A build that is charged to another ledger, or to none, adds its own ε and δ."
+    )
+    return [
+        f"It was paid from the budget ledger {privacy.ledger[:8]}…, which adds up all builds that "
+        f"are charged there. {looked}".rstrip(),
+        later,
+    ]
 
 
 def _words(privacy: Privacy) -> tuple[str, str, str, str]:

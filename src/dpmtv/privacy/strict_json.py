@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import types
-from dataclasses import fields, is_dataclass
+from dataclasses import Field, fields, is_dataclass
 from datetime import date
 from enum import StrEnum
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -23,6 +23,10 @@ _TAGS: dict[type, str] = {GaussianEvent: "gaussian", BoundedRangeEvent: "bounded
 """Classes that carry a ``type`` key, so that unlike kinds can stand in one list."""
 
 
+SINCE = "since"
+"""Metadata of a field: the first format version that has it. Older files are read without it."""
+
+
 def require(condition: bool, key: str, reason: str) -> None:
     """Raise an ArtifactError that names ``key`` unless ``condition`` holds."""
     if not condition:
@@ -35,7 +39,7 @@ def dumps(value: object) -> str:
     Its ``sha256`` is the hash of the same text without that key, so that a flipped bit shows even
     where nothing can be recomputed. It shows accidents; whoever edits on purpose can renew it.
     """
-    data = _encode(value)
+    data = _encode(value, getattr(value, "format_version", 0))
     return _text({**data, "sha256": hashlib.sha256(_text(data).encode()).hexdigest()})
 
 
@@ -43,8 +47,13 @@ def _text(data: object) -> str:
     return json.dumps(data, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
 
-def loads(kind: type[T], text: str, format_version: int) -> T:
+def loads(kind: type[T], text: str, *format_versions: int) -> T:
     """Decode a dataclass by its type hints: no conversion, no default, no extra key.
+
+    Args:
+        kind: the dataclass.
+        text: what `dumps` wrote.
+        format_versions: those that can be read; the newest comes last.
 
     Raises:
         ArtifactError: anything that `dumps` would not have written; names the key.
@@ -53,45 +62,52 @@ def loads(kind: type[T], text: str, format_version: int) -> T:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ArtifactError("certificate: the file is not valid JSON") from error
-    stated = data.get("format_version") if isinstance(data, dict) else format_version
+    newest = format_versions[-1]
+    stated = data.get("format_version") if isinstance(data, dict) else newest
     # Before the keys: another version may have other ones.
-    require(stated == format_version, "format_version", f"is not {format_version}: unknown version")
+    require(stated in format_versions, "format_version", f"is not {newest}: unknown version")
     if isinstance(data, dict):
         data.pop("sha256", None)  # compared below, with everything else
-    value: T = _decode(kind, data, "")
+    value: T = _decode(kind, data, "", format_versions[format_versions.index(stated)])
     require(dumps(value) == text, "the file", "was edited: its bytes are not those written")
     return value
 
 
-def _encode(value: Any) -> Any:
+def _is_in(field: Field[Any], version: int) -> bool:
+    return int(field.metadata.get(SINCE, 0)) <= version
+
+
+def _encode(value: Any, version: int) -> Any:
     if is_dataclass(value):
         tag = {"type": _TAGS[type(value)]} if type(value) in _TAGS else {}
-        return tag | {f.name: _encode(getattr(value, f.name)) for f in fields(value)}
+        names = [f.name for f in fields(value) if _is_in(f, version)]
+        return tag | {name: _encode(getattr(value, name), version) for name in names}
     if isinstance(value, tuple):
-        return [_encode(item) for item in value]
+        return [_encode(item, version) for item in value]
     if isinstance(value, date):
         return value.isoformat()
     return "inf" if value == math.inf else value
 
 
-def _decode(kind: Any, value: Any, key: str) -> Any:
+def _decode(kind: Any, value: Any, key: str, version: int) -> Any:
     args = get_args(kind)
     if is_dataclass(kind):
-        return _decode_object(kind, value, key)
+        return _decode_object(kind, value, key, version)
     if get_origin(kind) is tuple:
         require(isinstance(value, list), key, "must be a list")
-        return tuple(_decode(args[0], item, key) for item in value)
+        return tuple(_decode(args[0], item, key, version) for item in value)
     if get_origin(kind) in (Union, types.UnionType):  # tagged classes, or something and None
         if all(arg in _TAGS for arg in args):
             tag = value.get("type") if isinstance(value, dict) else None
             # An unknown tag is refused by the first class, as it refuses any but its own.
-            return _decode(next((a for a in args if _TAGS[a] == tag), args[0]), value, key)
-        return None if value is None else _decode(args[0], value, key)
+            known = next((a for a in args if _TAGS[a] == tag), args[0])
+            return _decode(known, value, key, version)
+        return None if value is None else _decode(args[0], value, key, version)
     if get_origin(kind) is Literal:
         require(isinstance(value, str) and value in args, key, "is not a known word")
         return value
     if get_origin(kind) is Annotated:  # FloatOrInf
-        return math.inf if value == "inf" else _decode(float, value, key)
+        return math.inf if value == "inf" else _decode(float, value, key, version)
     if issubclass(kind, StrEnum):
         require(isinstance(value, str) and value in list(kind), key, "is not a known word")
         return kind(value)
@@ -107,14 +123,16 @@ def _decode(kind: Any, value: Any, key: str) -> Any:
     return value
 
 
-def _decode_object(kind: Any, value: Any, key: str) -> Any:
+def _decode_object(kind: Any, value: Any, key: str, version: int) -> Any:
     require(isinstance(value, dict), key or "the file", "must be an object")
     prefix = f"{key}." if key else ""
     hints = get_type_hints(kind, include_extras=True)
+    hints = {f.name: hints[f.name] for f in fields(kind) if _is_in(f, version)}
     expected = set(hints) | ({"type"} if kind in _TAGS else set())
     if kind in _TAGS and "type" in value:  # before the keys: another kind has other ones
         require(value["type"] == _TAGS[kind], prefix + "type", "is unknown")
     for name in value.keys() | expected:
         require(name in expected, prefix + name, "is unknown")
         require(name in value, prefix + name, "is missing")
-    return kind(**{name: _decode(hint, value[name], prefix + name) for name, hint in hints.items()})
+    found = {n: _decode(hint, value[n], prefix + n, version) for n, hint in hints.items()}
+    return kind(**found)
