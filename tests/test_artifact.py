@@ -134,7 +134,7 @@ def test_an_officers_signature_shows_edits_that_a_hash_does_not(folder, vector, 
     with pytest.raises(ArtifactError, match="not signed"):
         verify(folder, public)
     sign(folder, private)
-    assert "signature is on this certificate" in verify(folder, public)[-1]
+    assert "signature is on all files" in verify(folder, public)[-1]
     assert "name the officer's public key" in verify(folder)[-1]
     forged = replace(vector.certificate, product_version="9.9")
     certificates.write(forged, folder / CERTIFICATE)

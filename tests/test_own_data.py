@@ -200,6 +200,50 @@ def test_one_data_set_has_one_ledger(run, tmp_path):
     assert (folder / "shapes.ledger").is_file()
 
 
+def test_no_second_budget_is_begun_in_silence(run, tmp_path):
+    """Another name, another ledger, none, a part of several files, a copy: each is refused."""
+    pictures(tmp_path)
+    one, two = (write(tmp_path / name, rows(tmp_path, 12)) for name in ("a.jsonl", "b.jsonl"))
+    write(two, [{**row, "question": f"And {row['question']}"} for row in rows(tmp_path, 12)])
+    book, far = tmp_path / "a.ledger", tmp_path / "far" / "book"
+    far.parent.mkdir()
+
+    def build(*words: object) -> tuple[int, str, str]:
+        free = next(v for n in range(9) if not (v := tmp_path / f"v{n}").exists())
+        return run("build", "embedded", *words, "-o", free, *QUICK)
+
+    code, out, err = build(one)
+    assert code == 0, err
+    assert "found none that had paid for any of these records" in out
+    (tmp_path / "c.jsonl").hardlink_to(one)
+    csv = tmp_path / "d.csv"
+    csv.write_text("image,question,answer\n7.png,WHICH 7?,0\n1.png,new,new\n2.png,new,2\n")
+    for words in (
+        ["c.jsonl"],
+        ["a.jsonl", "--ledger", far],
+        ["a.jsonl", "--no-ledger"],
+        ["a.jsonl", "b.jsonl", "--ledger", far],
+        ["d.csv", "--no-ledger"],  # one record of a.jsonl, in another format
+    ):
+        named = [tmp_path / word if "." in str(word) else word for word in words]
+        code, _, err = build(*named)
+        assert code == 2, words
+        assert f"build with --ledger {book}" in err
+        assert "--ignore-ledgers" in err
+    assert not far.exists()
+    code, out, err = build(two, "--ledger", far)
+    assert code == 0, err
+    code, _, err = build(two)
+    assert code == 2, "the ledger lies elsewhere"
+    assert f"build with --ledger {far}" in err
+    code, out, err = build(one, "--no-ledger", "--ignore-ledgers")
+    assert code == 0, err
+    assert "told dpmtv to ignore other ledgers" in out
+    assert "No budget ledger was kept" in out
+    certified = json.loads((tmp_path / "v2" / "certificate.json").read_text())["privacy"]
+    assert (certified["ledger"], certified["other_ledgers"]) == (None, "ignored")
+
+
 def test_data_check_tells_no_field_that_few_records_have(run, tmp_path):
     pictures(tmp_path)
     records = rows(tmp_path, 20)

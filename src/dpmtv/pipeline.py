@@ -170,7 +170,7 @@ def build_task_vector(
         patch: patch at the prompt's last token alone, or at every decoding step too.
         alpha: patch strength.
         search_steps: steps of the head search; learning the heads' weights takes 3 for 5 of them.
-        allow_large_delta: permit δ ≥ 1/n.
+        allow_large_delta: permit δ ≥ 1/n, but not of a declared population.
         ledger: file of the budget book that is charged before the noise is drawn; made, with
             this build's ε and δ as its total, if there is none.
         part: the ledger's group of units that these rows belong to.
@@ -204,7 +204,7 @@ def build_task_vector(
     inference = _inference(model, patch, alpha)
     units = rows_of_units(data, unit is not None)
     n = public_size(len(units), relation, unit, population, per_unit)
-    check_delta(delta, n, allow_large_delta)
+    check_delta(delta, n, allow_large_delta and population is None)
     size = shots + (query == "private")
     if chunks is None:
         chunks = max(1, n // units_in_a_chunk(size, per_unit))
@@ -238,9 +238,7 @@ def build_task_vector(
         book.check(wanted.events, relation=relation, unit=unit, part=part)
     places = [Path(path) for named in files for path in (named, data_file(named))]
     digests = record_digests(data) if files or ledger is not None else []
-    others: certificates.OtherLedgers | None = "ignored" if ignore_ledgers else None
-    if not ignore_ledgers and ledger_records.refuse_others(digests, book, places):
-        others = "none-found"
+    others = ledger_records.look(digests, book, places, ignore_ledgers)
     preflight(model, shots)
 
     needed = selection != "all" or clip is None or query == "public"
@@ -334,8 +332,8 @@ def build_task_vector(
             paid = book.reserve(mechanism.events, relation=relation, unit=unit, part=part)
             stack.enter_context(paid)
             ledger_records.note(digests, book, places)
-            if not ignore_ledgers:  # another build may have begun meanwhile
-                ledger_records.refuse_others(digests, book, places)
+            # Another build may have begun meanwhile.
+            ledger_records.look(digests, book, places, ignore_ledgers)
         charge = paid.charge if paid else None
 
         def stated(mechanism: GaussianMean, geometry: ReleaseGeometry) -> certificates.Privacy:

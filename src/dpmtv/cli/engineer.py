@@ -129,7 +129,9 @@ def build(
     strict: Annotated[
         bool, typer.Option(help="Refuse bad private rows (tells their numbers).")
     ] = False,
-    allow_large_delta: Annotated[bool, typer.Option(help="Permit δ ≥ 1/n.")] = False,
+    allow_large_delta: Annotated[
+        bool, typer.Option(help="Permit δ ≥ 1/n, but not under add_remove.")
+    ] = False,
     ledger: Annotated[
         Path | None, typer.Option(help="Budget ledger; default: DATA with .ledger, made if new.")
     ] = None,

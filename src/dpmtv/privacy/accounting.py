@@ -348,7 +348,7 @@ def check_delta(delta: float, n: int, allow_large: bool = False) -> None:
     if not (delta < 1 / n or allow_large):
         raise PrivacyParameterError(
             f"delta {delta:g} is not below 1/n with n = {n}: it would allow publishing a record; "
-            f"use {0.1 / n:.2g} or less, or allow a large delta explicitly"
+            f"use {0.1 / n:.2g} or less, or allow a large delta explicitly (where n is counted)"
         )
     if delta > 0.1 / n:
         warnings.warn(

@@ -29,6 +29,7 @@ from dpmtv.privacy.ledger_locks import sync_folder, told
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from dpmtv.privacy.certificate import OtherLedgers
     from dpmtv.privacy.ledger import Ledger
 
 _ENDING, _LEDGER = ".records", ".ledger"
@@ -63,7 +64,9 @@ def beside(data: Path, ending: str) -> Path:
     return data.with_name(data.name + ending) if data.is_dir() else data.with_suffix(ending)
 
 
-def refuse_others(digests: Sequence[bytes], ledger: Ledger | None, files: Sequence[Path]) -> bool:
+def look(
+    digests: Sequence[bytes], ledger: Ledger | None, files: Sequence[Path], ignore: bool
+) -> OtherLedgers | None:
     """Refuse a build that another ledger than ``ledger`` should pay for.
 
     Args:
@@ -71,14 +74,17 @@ def refuse_others(digests: Sequence[bytes], ledger: Ledger | None, files: Sequen
         ledger: the one that will pay; None if it is still to be made, or none is kept.
         files: the data files, under all names that are known. Ledgers are looked for in their
             folders and in that of ``ledger``.
+        ignore: do not look.
 
     Returns:
-        Whether there was a folder to look into.
+        What the certificate says: None where there is no folder to look into.
 
     Raises:
         PrivacyParameterError: another ledger has paid for some of the records, or lies beside a
             file and may have; it is named.
     """
+    if ignore:
+        return "ignored"
     folders = _folders(ledger, files)
     own = ledger.id if ledger else None
     known = [found for folder in folders for found in _records_in(folder)]
@@ -97,7 +103,7 @@ def refuse_others(digests: Sequence[bytes], ledger: Ledger | None, files: Sequen
         unsure = found.id not in recorded and (found.spent or ledger is None)
         if found.path in named or (unsure and found.path not in taken):
             raise PrivacyParameterError(_refusal(found.path, "is a ledger beside the records"))
-    return bool(folders)
+    return "none-found" if folders else None
 
 
 def note(digests: Sequence[bytes], ledger: Ledger, files: Sequence[Path]) -> None:
