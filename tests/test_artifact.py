@@ -27,7 +27,9 @@ from dpmtv.errors import ArtifactError
 from dpmtv.evaluation.benchmark import EMBEDDED_DATA
 from dpmtv.models.adapters import VisionLanguageModel
 from dpmtv.pipeline import build_task_vector
+from dpmtv.privacy import accounting, mechanisms
 from dpmtv.privacy import certificate as certificates
+from dpmtv.privacy.sensitivity import NeighbourRelation
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +122,9 @@ def test_a_flipped_bit_anywhere_is_refused(folder, name):
     TaskVector.from_pretrained(folder)
 
 
-def test_an_officers_signature_shows_edits_that_a_hash_does_not(folder, vector, tmp_path):
+@pytest.fixture
+def officer(tmp_path) -> tuple[Path, Path]:
+    """Private and public key files."""
     from cryptography.hazmat.primitives import serialization as s
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -130,20 +134,165 @@ def test_an_officers_signature_shows_edits_that_a_hash_does_not(folder, vector, 
     public.write_bytes(
         key.public_key().public_bytes(s.Encoding.PEM, s.PublicFormat.SubjectPublicKeyInfo)
     )
+    return private, public
+
+
+def test_an_officers_signature_shows_edits_that_a_hash_does_not(folder, vector, officer):
+    private, public = officer
     assert verify(folder)[-1] == "There is no officer's signature."
     with pytest.raises(ArtifactError, match="not signed"):
         verify(folder, public)
     sign(folder, private)
     assert "signature is on all files" in verify(folder, public)[-1]
     assert "name the officer's public key" in verify(folder)[-1]
-    forged = replace(vector.certificate, product_version="9.9")
-    certificates.write(forged, folder / CERTIFICATE)
+    forged = replace(vector, certificate=replace(vector.certificate, product_version="9.9"))
+    seal(forged, folder)
     assert verify(folder), "the hash of the certificate was renewed with it"
     with pytest.raises(ArtifactError, match="not this officer's"):
         verify(folder, public)
     (folder / TENSORS).write_bytes(b"")
     with pytest.raises(ArtifactError):
         sign(folder, private)
+
+
+def seal(forged: TaskVector, folder: Path) -> None:
+    """Write a vector over another, but keep the signature."""
+    for name in (TENSORS, CERTIFICATE, CARD):
+        (folder / name).unlink(missing_ok=True)
+    forged.save_pretrained(folder.with_name("forged"))
+    for path in folder.with_name("forged").iterdir():
+        path.rename(folder / path.name)
+    folder.with_name("forged").rmdir()
+
+
+CARD_EDITS = [
+    lambda text: text.replace("ε = 2,", "ε = 0.01,"),
+    lambda text: text.replace("δ = 0.0001", "δ = 1e-09"),
+    lambda text: text.replace("at most", "hardly ever, at most"),
+    lambda text: text + "\nIt is anonymous.\n",
+    lambda text: text.replace("\n", "\r\n"),
+    lambda _: "",
+]
+
+
+@pytest.mark.parametrize("edit", CARD_EDITS)
+def test_what_a_person_reads_is_what_is_verified(folder, officer, edit):
+    private, public = officer
+    assert any("word for word" in line for line in verify(folder))
+    sign(folder, private)
+    text = (folder / CARD).read_text("utf-8")
+    assert edit(text) != text
+    (folder / CARD).write_text(edit(text), "utf-8", newline="")
+    for key in (None, public):
+        with pytest.raises(ArtifactError, match=r"README\.md was changed"):
+            verify(folder, key)
+    with pytest.raises(ArtifactError, match="covers what people read"):
+        sign(folder, private)
+    TaskVector.from_pretrained(folder)  # reads the certificate, not the card
+
+
+@pytest.mark.parametrize("name", ["notes.txt", ".hidden", "task_vector.bin", "folder", "readme.md"])
+def test_a_file_that_does_not_belong_there_is_refused_by_name(folder, officer, name):
+    private, public = officer
+    sign(folder, private)
+    if name == "folder":
+        (folder / name).mkdir()
+    else:
+        (folder / name).write_text("x")
+    for key in (None, public):
+        with pytest.raises(ArtifactError, match=re.escape(repr(name))):
+            verify(folder, key)
+    with pytest.raises(ArtifactError, match="move it away"):
+        sign(folder, private)
+    TaskVector.from_pretrained(folder)
+
+
+def test_a_missing_card_is_told_and_breaks_the_signature(folder, officer):
+    private, public = officer
+    sign(folder, private)
+    (folder / CARD).unlink()
+    assert any("There is no README.md" in line for line in verify(folder))
+    with pytest.raises(ArtifactError, match="not this officer's"):
+        verify(folder, public)
+
+
+OLD = Path(__file__).parent / "old_vector"
+"""A default vector with its choice, made and signed by the version before format 3."""
+
+
+@pytest.fixture
+def old(tmp_path) -> Path:
+    return shutil.copytree(OLD, tmp_path / "old")
+
+
+def test_a_folder_of_an_older_version_loads_and_verifies(old, officer):
+    public = OLD.with_suffix(".pub")
+    vector = TaskVector.from_pretrained(old)
+    assert vector.certificate.format_version == 2
+    lines = verify(old, public)
+    assert any("README.md is NOT CHECKED but for ε and δ" in line for line in lines)
+    assert "does not cover README.md" in lines[-1]
+    with pytest.raises(ArtifactError, match="not this officer's"):
+        verify(old, officer[1])
+    with pytest.raises(ArtifactError, match="save it again"):
+        sign(old, officer[0])
+    text = (old / CARD).read_text("utf-8")
+    assert "is charged there too" in text, "which is not true, and why the card is another now"
+    for figure, other in (("ε = 1,", "ε = 0.5,"), ("δ = 1e-05", "δ=1e-09")):
+        (old / CARD).write_text(text.replace(figure, other), "utf-8")
+        with pytest.raises(ArtifactError, match=r"README\.md was changed"):
+            verify(old, public)
+    vector.save_pretrained(old.with_name("again"))
+    sign(old.with_name("again"), officer[0])
+    assert any("word for word" in line for line in verify(old.with_name("again"), officer[1]))
+
+
+def forged(honest: TaskVector, pick: bool = True, **changes) -> TaskVector:
+    """Another claim for the same noise, with everything recomputed that follows from it."""
+    certificate = honest.certificate
+    told = certificate.privacy
+    event = replace(told.events[0], delta2=changes.pop("factor") * told.events[0].delta2)
+    events = [event, *told.events[1:]][: 2 if pick else 1]
+    mechanism = mechanisms.GaussianMean(
+        **{"relation": told.relation, "clip_norms": told.clip_norms} | changes,
+        chunks=told.chunks,
+        block_sizes=told.block_sizes,
+        epsilon=accounting.epsilon_of(events, told.delta) * (1 + 1e-9),
+        delta=told.delta,
+        grid=told.grid,
+        scale=told.scale,
+        beside=tuple(events[1:]),
+    )
+    assert mechanism.event.sigma == told.events[0].sigma
+    assert mechanism.epsilon < 0.95 * told.epsilon
+    names = ("ledger", "shots", "query", "queries_sha256", "clip_source", "released_heads")
+    kept = {name: getattr(told, name) for name in (*names, "geometry_sha256")}
+    privacy = certificates.privacy_of(mechanism, **kept)
+    claim = replace(certificate, privacy=privacy, format_version=3)
+    return replace(honest, certificate=claim)
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [
+        lambda v: forged(
+            v, factor=0.5, clip_norms=tuple(c / 2 for c in v.certificate.privacy.clip_norms)
+        ),
+        lambda v: forged(v, factor=0.5, relation=NeighbourRelation.ZERO_OUT),
+        lambda v: forged(v, factor=1.0, pick=False),
+    ],
+    ids=["clip norms halved", "another relation", "a pick dropped"],
+)
+def test_forgeries_that_only_a_signature_shows(old, officer, claim):
+    """docs/privacy.md, section 7, names them."""
+    private, public = officer
+    honest, folder = TaskVector.from_pretrained(old), old.with_name("v")
+    honest.save_pretrained(folder)
+    sign(folder, private)
+    seal(claim(honest), folder)
+    assert any("word for word" in line for line in verify(folder))
+    with pytest.raises(ArtifactError, match="not this officer's"):
+        verify(folder, public)
 
 
 def rewrite(folder, vector, **tensors) -> None:

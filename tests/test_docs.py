@@ -178,6 +178,18 @@ def test_examples_print_what_their_comments_say(code):
         assert line in said, line  # in their order
 
 
+def test_the_table_of_powers_is_what_its_example_prints():
+    text = (DOCS / "privacy.md").read_text("utf-8")
+    head, example = text.split("What an attacker finds, at", 1)[1].split("```", 2)[:2]
+    table = [line for line in head.splitlines() if re.match(r"\| [0-9]", line)]
+    assert table == re.findall(r"^# (\|.*)$", example, re.MULTILINE)
+    assert len(table) == 5
+    default, alone = (table[1].split(" | ")[place] for place in (2, 6))
+    readme = " ".join((ROOT / "README.md").read_text("utf-8").split())
+    assert f"at most {default} of the time ({alone.removesuffix(' |')} without" in readme
+    assert f"them **{default}**" in text
+
+
 @pytest.mark.parametrize(
     "path",
     [ROOT / "README.md", *DOCS.rglob("*.md"), ROOT / "CONTRIBUTING.md"],

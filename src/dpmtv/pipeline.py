@@ -123,6 +123,7 @@ def build_task_vector(
     the model fails on every chunk  a synthetic chunk shows it before private data are touched
     ε ≤ 0, δ ≥ 1/n, too few rows    refused before any pass
     the ledger has too little left  refused before any pass
+    another ledger knows a record   refused before any pass
     interrupted before the charge   nothing is spent; ``work`` lets it go on
     interrupted after the charge    the budget is spent, and the vector lost
     ==============================  =========================================================

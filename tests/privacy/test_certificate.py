@@ -358,6 +358,59 @@ def test_only_the_canonical_bytes_are_read(path, edit):
         certificate.read(path)
 
 
+def older(original: Certificate) -> Certificate:
+    """The same as a version wrote it that did not know of powers and other ledgers."""
+    privacy = dataclasses.replace(original.privacy, power=(), other_ledgers=None)
+    return dataclasses.replace(original, privacy=privacy, format_version=2)
+
+
+def test_older_certificates_are_read_without_what_they_do_not_state(path):
+    for original in (make(), make(beside=[PICK]), bare()):
+        certificate.write(older(original), path)
+        assert "power" not in path.read_text("utf-8")
+        assert certificate.read(path) == older(original)
+        lines = certificate.verify(older(original), HASH)
+        assert lines == certificate.verify(original, HASH)
+        assert statement(older(original))[2:3] == statement(original)[2:3], "the power"
+    data = data_of(path, older(make()))
+    data["privacy"]["power"] = [0.1, 0.1, 0.1]
+    write_data(path, data)
+    with pytest.raises(ArtifactError, match=r"privacy\.power is unknown"):
+        certificate.read(path)
+    with pytest.raises(ArtifactError, match="power must go with the noise"):
+        dataclasses.replace(make(), format_version=2)
+    with pytest.raises(ArtifactError, match="power must go with the noise"):
+        dataclasses.replace(older(make()), format_version=3)
+
+
+def declared(population: int) -> Certificate:
+    privacy = make(NeighbourRelation.REPLACE_ONE).privacy
+    parts = {"unit": "patient", "per_unit": 1, "population": population}
+    relation = NeighbourRelation.ADD_REMOVE
+    return make(privacy=dataclasses.replace(privacy, relation=relation, **parts))
+
+
+def test_delta_must_be_below_one_in_the_declared_population():
+    certificate.verify(declared(99_999), HASH)
+    for population in (100_000, 100_001, 10**9):
+        with pytest.raises(ArtifactError, match=r"privacy\.delta is not below 1/population"):
+            certificate.verify(declared(population), HASH)
+
+
+@pytest.mark.parametrize("ledger", [None, "0" * 32])
+@pytest.mark.parametrize("others", [None, "none-found", "ignored"])
+def test_the_statement_says_what_it_knows_of_other_builds(ledger, others):
+    privacy = dataclasses.replace(make().privacy, ledger=ledger, other_ledgers=others)
+    text = "\n".join(statement(make(privacy=privacy)))
+    assert "charged there too" not in text, "another build need not be"
+    assert ("No budget ledger was kept" in text) == (ledger is None)
+    assert ("adds up all builds that are charged there" in text) == (ledger is not None)
+    assert ("found none that had paid" in text) == (others == "none-found")
+    assert ("told dpmtv to ignore other ledgers" in text) == (others == "ignored")
+    unseen = "come on top" in text or "adds its own ε and δ" in text
+    assert unseen, "what is not counted"
+
+
 def test_what_could_not_be_read_is_not_written(path):
     certificate.write(make(), path)
     before = path.read_bytes()
@@ -440,6 +493,8 @@ def changed(key: str, factor: float = 1.0, value=None) -> Certificate:
         (changed("block_sizes", value=(6, 8)), "block_sizes"),
         (changed("released_heads", value=((0, 1, 2), (), (1,))), "block_sizes"),
         (changed("chunks", value=10**400), "privacy"),
+        (changed("power", value=(0.0198, 0.0842, 0.1556)), "privacy.power"),
+        (changed("power", value=(0.02, 0.0843, 0.1556)), "privacy.power"),
     ],
 )
 def test_verify_refuses_a_claim_that_does_not_hold(tampered, reason):

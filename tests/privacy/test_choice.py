@@ -467,3 +467,54 @@ def test_a_mean_beside_picks_keeps_the_promise_for_all():
             dataclasses.replace(mechanism, **change)
     with pytest.raises(PrivacyParameterError, match="noise is too small"):
         dataclasses.replace(alone, beside=(pick(0.01),))
+
+
+def exact_power(range_: float, mu: float, alarms: float) -> float:
+    """Neyman and Pearson's test on a Gaussian beside the worst pair of one pick, by quadrature."""
+    from scipy.optimize import brentq
+    from scipy.special import ndtr
+
+    def share(threshold: float, drift: float, tilt: float) -> float:
+        def density(loss: float) -> float:
+            return math.exp((loss - range_) / 2 - tilt * loss) / (2 - 2 * math.exp(-range_))
+
+        def above(loss: float) -> float:
+            return float(density(loss) * ndtr((drift - (threshold - loss)) / mu))
+
+        return float(quad(above, -range_, range_, epsabs=1e-12, limit=200)[0])
+
+    half = mu * mu / 2
+    at = brentq(lambda t: share(t, -half, 1) - alarms, -range_ - 9 * mu, range_ + 9 * mu + half)
+    return share(at, half, 0)
+
+
+@pytest.mark.parametrize("alarms", [0.01, 0.05, 0.1])
+@pytest.mark.parametrize("epsilon", [0.5, 1.0, 4.0, 8.0])
+def test_the_power_of_a_gaussian_beside_a_pick_is_that_of_the_best_test(epsilon, alarms):
+    events = [pick(epsilon / 5)]
+    multiplier = accounting.gaussian_beside(events, epsilon, 1e-5)
+    exact = exact_power(epsilon / 5, 1 / multiplier, alarms)
+    power = accounting.power_of([gaussian(multiplier), *events], alarms)
+    assert exact <= power <= exact + 1e-4
+    bound = accounting.power_at(accounting.gdp_mu(gaussian(multiplier), *events), alarms)
+    assert accounting.power_at(1 / multiplier, alarms) < power < bound
+
+
+def test_power_without_picks_without_noise_and_beyond_any_budget():
+    for mu in (0.3, 3.0):
+        noise = gaussian(1 / mu)
+        assert accounting.power_of([noise], 0.05) == pytest.approx(accounting.power_at(mu, 0.05))
+        both = accounting.power_of([noise, noise], 0.05)
+        assert both == pytest.approx(accounting.power_at(mu * 2**0.5, 0.05))
+    coarse = GaussianEvent(delta2=1.0, sigma=2.0, scale=2**20, d=2**31)
+    far = 2**31 * 0.0202 / 2**40
+    assert accounting.power_of([coarse], 0.05) >= accounting.power_at(0.5, 0.05 + far) + far - 1e-12
+    # One pick alone: (1 − e^((ε−E)/2))² / (1 − e^(−E)) + α e^ε, at its least over ε.
+    grid = np.linspace(-1, 1, 20001)
+    least = min(bounded_range.worst_delta(1.0, e) + 0.05 * math.exp(e) for e in grid)
+    assert least - 1e-6 <= accounting.power_of([pick(1.0)], 0.05) <= least + 1e-4
+    assert accounting.power_of([], 0.05) == 1.0
+    wide = [gaussian(1 / 11), pick(0.2)], [gaussian(2.0), pick(99.0, 2)]
+    for events in wide:
+        bound = accounting.power_at(accounting.gdp_mu(*events), 0.05)
+        assert accounting.power_of(events, 0.05) == pytest.approx(bound)

@@ -107,7 +107,9 @@ def look(
 
 
 def note(digests: Sequence[bytes], ledger: Ledger, files: Sequence[Path]) -> None:
-    """Keep the records' fingerprints where later builds look. Before the charge.
+    """Keep the records' fingerprints where later builds look.
+
+    Before the charge: what ends in between has spent nothing, and its records count as known.
 
     Raises:
         LedgerError: they cannot be written beside the ledger. A folder of the data that cannot be
