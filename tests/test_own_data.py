@@ -214,7 +214,7 @@ def test_no_second_budget_is_begun_in_silence(run, tmp_path):
 
     code, out, err = build(one)
     assert code == 0, err
-    assert "found none that had paid for any of these records" in out
+    assert "found no other ledger that is known to have paid" in out
     (tmp_path / "c.jsonl").hardlink_to(one)
     csv = tmp_path / "d.csv"
     csv.write_text("image,question,answer\n7.png,WHICH 7?,0\n1.png,new,new\n2.png,new,2\n")

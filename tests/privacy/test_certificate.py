@@ -405,9 +405,9 @@ def test_the_statement_says_what_it_knows_of_other_builds(ledger, others):
     assert "charged there too" not in text, "another build need not be"
     assert ("No budget ledger was kept" in text) == (ledger is None)
     assert ("adds up all builds that are charged there" in text) == (ledger is not None)
-    assert ("found none that had paid" in text) == (others == "none-found")
+    assert ("found no other ledger" in text) == (others == "none-found")
     assert ("told dpmtv to ignore other ledgers" in text) == (others == "ignored")
-    unseen = "come on top" in text or "adds its own ε and δ" in text
+    unseen = "comes on top" in text or "adds its own ε and δ" in text
     assert unseen, "what is not counted"
 
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 _ENDING, _LEDGER = ".records", ".ledger"
 _APPLICATION_ID = 0x64706D74  # of `dpmtv.privacy.ledger`
+_TIMEOUT_S = 30.0
 _PAGE = 4096  # the length of a ledger is a multiple of it: few other files are opened
 
 
@@ -55,6 +56,7 @@ class _Found:
     """A ledger that lies in one of the folders; ``id`` is None where it cannot be read."""
 
     path: Path
+    inode: tuple[int, int]
     id: str | None
     spent: bool
 
@@ -97,7 +99,7 @@ def look(
     named, taken = _names(files, there)
     recorded = {at.id for at in known}
     for found in ledgers:
-        if found.id is not None and found.id == own:
+        if found.inode == (ledger and ledger.inode) or (own and found.id == own):  # or its copy
             continue
         # One that keeps no fingerprints has paid for nothing, or by an older version.
         unsure = found.id not in recorded and (found.spent or ledger is None)
@@ -199,19 +201,20 @@ def _ledger_at(entry: os.DirEntry[str]) -> _Found | None:
     """A ledger, whatever it is called; None for another file."""
     if not entry.is_file(follow_symlinks=False):
         return None
-    path, size = Path(entry.path), entry.stat(follow_symlinks=False).st_size
-    if path.suffix != _LEDGER and (size == 0 or size % _PAGE):
+    path, at = Path(entry.path), entry.stat(follow_symlinks=False)
+    if path.suffix != _LEDGER and (at.st_size == 0 or at.st_size % _PAGE):
         return None
     try:
         # Never past SQLite: closing another descriptor would drop this process's locks.
-        with contextlib.closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as db:
+        address = f"{path.as_uri()}?mode=ro"
+        with contextlib.closing(sqlite3.connect(address, _TIMEOUT_S, uri=True)) as db:
             if db.execute("PRAGMA application_id").fetchone() != (_APPLICATION_ID,):
                 return None
             ((number,),) = db.execute("SELECT id FROM terms")
             counted = db.execute("SELECT 1 FROM entries WHERE state != 'cancelled' LIMIT 1")
-            return _Found(path, number, counted.fetchone() is not None)
+            return _Found(path, _inode(at), number, counted.fetchone() is not None)
     except (sqlite3.Error, ValueError):
-        return _Found(path, None, True) if path.suffix == _LEDGER else None
+        return _Found(path, _inode(at), None, True) if path.suffix == _LEDGER else None
 
 
 def _names(files: Sequence[Path], there: Sequence[os.DirEntry[str]]) -> tuple[set[Path], set[Path]]:

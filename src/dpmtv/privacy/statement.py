@@ -124,9 +124,11 @@ def _power(privacy: Privacy) -> tuple[float, ...]:
 
 
 def _budget(privacy: Privacy) -> list[str]:
+    places = "the data files that it was told of"
+    places = f"this ledger and {places}" if privacy.ledger else places
     looked = {
-        "none-found": "Before, dpmtv looked for other ledgers beside the data, and found none that "
-        "had paid for any of these records.",
+        "none-found": f"Before, dpmtv looked beside {places}, and found no other ledger that is "
+        "known to have paid for any of these records.",
         "ignored": "Its operator told dpmtv to ignore other ledgers. If one has paid for any of "
         "these records, what was spent there comes on top of this ε and δ.",
         None: "",
@@ -137,9 +139,9 @@ def _budget(privacy: Privacy) -> list[str]:
             f"adds its own ε and δ. {looked}".rstrip()
         ]
     later = (
-        "A later build from any of them that would not be charged there is refused if dpmtv finds "
-        "this ledger beside its data and its operator does not insist. Records that were changed "
-        "or copied elsewhere it may not know again: then that build's ε and δ come on top."
+        "A later build from any of these records that would not be charged there is refused, if "
+        "dpmtv knows them again and its operator does not insist. Records that were changed, or "
+        "copied to another place, it may not know again: what is spent on them comes on top."
         if privacy.other_ledgers
         else "A build that is charged to another ledger, or to none, adds its own ε and δ."
     )
