@@ -286,10 +286,12 @@ def test_added_or_removed_persons_need_ids_and_a_population(run, tmp_path, publi
     path.write_text(with_units(lines(60)))
     words = ["build", "embedded", path, "-o", tmp_path / "v", "--epsilon", 4, "--public", public]
     words += ["--relation", "add_remove", "--shots", 2, "--per-unit", 3, "--no-ledger"]
+    large = ["--delta", 0.05, "--allow-large-delta"]
     for more, message in (
         ([], "name the field"),
         (["--unit", "patient"], "declare a public population"),
         (["--unit", "doctor", "--population", 20], "60 rows without a unit"),
+        (["--unit", "patient", "--population", 20, *large], "where n is counted"),
     ):
         code, _, err = run(*words, *more)
         assert code == 2
