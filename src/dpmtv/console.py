@@ -296,6 +296,14 @@ def print_data_report(report: DataReport, files: Sequence[tuple[str, str]]) -> N
         table.add_row(f"[red]{escape(reason)}[/]", _places(places, len(files)))
     if report.units is not None:
         table.add_row("units", f"{report.units}, {_spread(report.per_unit)} records each")
+    if report.nearly_equal:
+        shown = report.nearly_equal[:_MOST_PLACES]
+        groups = (_places(group, len(files)).partition(": ")[2] for group in shown)
+        more = " …" if len(report.nearly_equal) > _MOST_PLACES else ""
+        table.add_row(
+            "[red]units nearly equal[/]",
+            f"{sum(map(len, report.nearly_equal))}, first seen in {'; '.join(groups)}{more}",
+        )
     if report.images is not None:
         table.add_row("pictures a record", _spread(report.images))
     if report.width is not None:

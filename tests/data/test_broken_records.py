@@ -69,9 +69,9 @@ def test_a_bad_row_of_a_table_leaves_the_others(bad, end, place, folder):
 def test_images_behind_a_bad_record_of_a_document_are_found(folder):
     good = {"image": uri(folder, "0.png"), "question": "q", "answer": "a"}
     deep = '{"x": ' + "[" * 5000 + "]" * 5000 + "}"
-    for encoding in ("utf-8", "utf-16-le", "utf-32-be"):
+    for encoding in ("utf-8", "utf-16-le"):
         text = json.dumps([good, "#", "DEEP", good]).replace('"DEEP"', deep).encode(encoding)
-        bad = {"utf-8": b"\xff", "utf-16-le": b"\0\xd8", "utf-32-be": b"\xff" * 4}[encoding]
+        bad = {"utf-8": b"\xff", "utf-16-le": b"\0\xd8"}[encoding]
         (folder / "a.json").write_bytes(text.replace("#".encode(encoding), bad))
         rows = read_demonstrations(folder / "a.json", encoding=encoding)
         assert [row.reason for row in rows[1:3]] == [

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpmtv.data.images import UnreadableImage, load_image, missing_extra
 from dpmtv.data.rows import BadRow
-from dpmtv.data.turns import is_text
+from dpmtv.data.values import is_text, nearly
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -63,6 +63,8 @@ class DataReport:
         distinct_answers: number of different answers.
         units: number of units, if a field was named.
         per_unit: records a unit.
+        nearly_equal: units whose names differ in capitals, leading zeros, or blanks and marks
+            inside alone, in groups; each by the place where it was first seen.
         repeated: where pictures, question and answer were all seen before.
         same_pictures: where pictures were seen before, with another question or answer.
         same_ids: where an ``id`` was seen before.
@@ -82,6 +84,7 @@ class DataReport:
     distinct_answers: int = 0
     units: int | None = None
     per_unit: Spread | None = None
+    nearly_equal: list[list[Place]] = field(default_factory=list)
     repeated: list[Place] = field(default_factory=list)
     same_pictures: list[Place] = field(default_factory=list)
     same_ids: list[Place] = field(default_factory=list)
@@ -110,7 +113,9 @@ def check_data(
         report.records += 1
         problem = row.reason if isinstance(row, BadRow) else None
         if row.unit is not None:
-            seen.units[_digest(row.unit)] += 1
+            named = _digest(row.unit)
+            seen.units[named] += 1
+            seen.nearly.setdefault(_digest(nearly(row.unit)), {}).setdefault(named, place)
         for name, value in entry.others.items():
             # The name of a field can be a record's own doing, and is told only if most have it.
             if len(name) <= _LONGEST_NAME and name.isprintable() and is_text(name):
@@ -138,6 +143,7 @@ def check_data(
     if unit is not None:
         report.units = len(seen.units)
         report.per_unit = Spread.of(seen.units.values())
+        report.nearly_equal = [[*of.values()] for of in seen.nearly.values() if len(of) > 1]
     report.could_be_units = [
         (name, len(values), max(values.values()))
         for name, values in seen.others.items()
@@ -152,6 +158,7 @@ class _Seen:
 
     def __init__(self) -> None:
         self.units: Counter[bytes] = Counter()
+        self.nearly: dict[bytes, dict[bytes, Place]] = {}
         self.others: dict[str, Counter[bytes]] = {}
         self.ids: set[bytes] = set()
         self.pictures: dict[bytes, tuple[int, int, bytes] | None] = {}
@@ -234,6 +241,12 @@ def _suggestions(report: DataReport, unit: str | None) -> Iterator[str]:
                 "Some pictures stand in several records: if records of one person do too, add a "
                 "field that names the person and build with --unit."
             )
+    if report.nearly_equal:
+        yield (
+            f"{sum(map(len, report.nearly_equal))} values of {unit} are nearly those of others. "
+            "Where they are one person's, spell them alike: as several units a person is "
+            "protected less."
+        )
     n = report.records if report.units is None else report.units
     per_unit = 1
     if report.per_unit is not None and report.per_unit.median > 1:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from dpmtv.data.formats import ReadOptions, iter_entries
 from dpmtv.data.images import UnreadableImage, load_image
 from dpmtv.data.rows import BadRow as BadRow
+from dpmtv.data.values import is_blank, unit_name
 from dpmtv.errors import DataError
 from dpmtv.types import Demonstration
 
@@ -43,9 +44,10 @@ def read_demonstrations(
 
     Args:
         paths: one file or folder, or several, whose entries follow each other.
-        unit: the field that tells whom a record belongs to, text or a whole number. A record
-            without it is a bad row without a unit, even where the rest could be used. Every turn
-            of a conversation is an entry then; without units the first turn alone is.
+        unit: the field that tells whom a record belongs to, text or a number
+            (`dpmtv.data.values.unit_name` says which values are one). A record without it is a bad
+            row without a unit, even where the rest could be used. Every turn of a conversation is
+            an entry then; without units the first turn alone is.
         format: one of `dpmtv.data.formats.FORMATS`, where the path does not tell it.
         answers: which of several answers is shown: "majority" (ties go to the one that is given
             first), "first", or "all": the majority is shown and all are ``accepted``.
@@ -86,6 +88,8 @@ def group_by_unit(
 ) -> dict[str, list[Demonstration | BadRow]]:
     """Unit → its rows, in the order of the file; units in the order of their first rows.
 
+    Units are one by `dpmtv.data.values.unit_name`, rows made without a reader included.
+
     A file stands for a list of units. Neighbouring lists differ in one unit, so every row has to
     say whose it is: one that does not could be anybody's.
 
@@ -93,7 +97,7 @@ def group_by_unit(
         DataError: a row without a unit, by number. Which rows these are is told to the operator,
             and no guarantee covers that.
     """
-    lost = [row.place or (1, n) for n, row in enumerate(rows, start=1) if row.unit is None]
+    lost = [row.place or (1, n) for n, row in enumerate(rows, start=1) if is_blank(row.unit)]
     if lost:
         several = any(file > 1 for file, _ in lost)
         named = [f"file {f} row {r}" if several else f"{r}" for f, r in lost[:_SHOWN]]
@@ -104,7 +108,7 @@ def group_by_unit(
         )
     units: dict[str, list[Demonstration | BadRow]] = {}
     for row in rows:
-        units.setdefault(str(row.unit), []).append(row)
+        units.setdefault(unit_name(row.unit), []).append(row)
     return units
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpmtv.data.stored import Record
-from dpmtv.data.turns import whole
+from dpmtv.data.turns import Bad
+from dpmtv.data.values import composed, is_text, unit_name, written
 from dpmtv.errors import DataError
 
 if TYPE_CHECKING:
@@ -68,13 +69,13 @@ class ClassFolders:
     def __init__(self, folder: Path, ways: int | None, question: str | None) -> None:
         self.place = (str(folder),)
         found = [
-            (e.name.replace("_", " "), pictures(folder, e.name))
+            (composed(e.name.replace("_", " ")), pictures(folder, e.name))
             for e in listing(folder)
             if os.path.isdir(e.path)
         ]
         self._classes = dict(sorted((name, files) for name, files in found if files))
         if len(self._classes) < len([files for _, files in found if files]):
-            raise DataError(f"{folder} has two class folders that differ by underscores alone.")
+            raise DataError(f"{folder} has two class folders of one name, but for underscores.")
         if len(self._classes) < 2:
             raise DataError(f"{folder} holds fewer than two folders with images: one a class.")
         self._ways = ways
@@ -152,14 +153,20 @@ class Vqa:
     def __init__(self, questions: VqaFile, annotations: VqaFile, folder: Path) -> None:
         self.place = questions.place
         self._questions, self._annotations = questions.questions, annotations.annotations
-        self._files: dict[str, str] = {}
-        for entry in [e for e in listing(folder) if os.path.isdir(e.path)]:
-            self._add(pictures(folder, entry.name))
-        self._add(pictures(folder))
+        self._named: dict[str, list[str]] = {}
+        self._numbered: dict[str, list[str]] = {}
+        below = [entry.name for entry in listing(folder) if os.path.isdir(entry.path)]
+        for file in [file for inside in ("", *below) for file in pictures(folder, inside)]:
+            stem = composed(os.path.splitext(os.path.basename(file))[0])
+            self._named.setdefault(stem, []).append(file)
+            self._numbered.setdefault(_number(stem), []).append(file)
 
-    def _add(self, files: list[str]) -> None:
-        for file in reversed(files):  # of files of one number, the first by name counts
-            self._files[_number(os.path.splitext(os.path.basename(file))[0])] = file
+    def _picture(self, image: str) -> str | Bad:
+        """The file of that very name, else of that number; which of two is meant no rule tells."""
+        found = self._named.get(image) or self._numbered.get(_number(image), [])
+        if len(found) == 1:
+            return found[0]
+        return Bad("two image files fit" if found else "image file missing")
 
     def records(self) -> Iterator[Record]:
         """All questions in order."""
@@ -168,7 +175,7 @@ class Vqa:
             fields: dict[str, Any] | str = asked
             if isinstance(asked, dict):
                 key = _id(asked.get("question_id"))
-                image = _id(asked.get("image_id"))
+                image = written(asked.get("image_id"))
                 if key is None or key in seen:
                     fields = "no question_id" if key is None else "question_id given before"
                 else:
@@ -177,7 +184,7 @@ class Vqa:
                     fields = {
                         **asked,
                         "id": key,
-                        "image": image and self._files.get(_number(image), "\0"),  # never a file
+                        "image": self._picture(composed(image)) if is_text(image) else None,
                         "answers": answer.get("answers"),
                         "answer": answer.get("multiple_choice_answer"),
                     }
@@ -207,5 +214,5 @@ def _number(stem: str) -> str:
 
 
 def _id(value: Any) -> str | None:
-    value = whole(value)
-    return value if isinstance(value, str) and value.strip() else None
+    value = unit_name(value)
+    return value if is_text(value) and value else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,12 +11,13 @@ from dpmtv.data.folders import ClassFolders, Vqa, VqaFile, listing
 from dpmtv.data.rows import FIELDS, BadRow, Shape, entries_of, id_of, others_of
 from dpmtv.data.tables import Csv, Dataset, Parquet
 from dpmtv.data.textfiles import JsonDocument, JsonLines, TextFile, open_file
+from dpmtv.data.values import composed
 from dpmtv.errors import DataError, UserError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from dpmtv.data.stored import Container
+    from dpmtv.data.stored import Container, Record
     from dpmtv.types import Demonstration
 
 FORMATS = {
@@ -114,7 +115,7 @@ def iter_entries(
         DataError: a file is not there, cannot be read as what it is, or holds no records.
         UserError: an option does not go with these files, or a package is missing.
     """
-    options = options or ReadOptions()
+    options = _composed(options or ReadOptions())
     named = [paths] if isinstance(paths, str | Path) else list(paths)
     formats = [options.format or detect_format(path) for path in named]
     _check(named, formats, options)
@@ -128,13 +129,27 @@ def iter_entries(
             file=number,
         )
         empty = True
-        for record in container.records():
+        for record in map(_by_name, container.records()):
             empty = False
             own, others = id_of(record, shape), others_of(record, shape)
             for entry in entries_of(record, shape):
                 yield Entry(number, record.number, entry, own, others)
         if empty:
             raise DataError(f"{named[number - 1]} holds no records.")
+
+
+def _composed(options: ReadOptions) -> ReadOptions:
+    """With the names of fields in one Unicode form, as `_by_name` has them."""
+    unit = None if options.unit is None else composed(options.unit)
+    columns = {ours: composed(theirs) for ours, theirs in (options.columns or {}).items()}
+    return replace(options, unit=unit, columns=columns or None)
+
+
+def _by_name(record: Record) -> Record:
+    fields = record.fields
+    if isinstance(fields, str) or all(map(str.isascii, fields)):
+        return record
+    return replace(record, fields={composed(name): value for name, value in fields.items()})
 
 
 def detect_format(path: Path | str) -> str:

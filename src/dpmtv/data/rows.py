@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import urllib.parse
@@ -12,29 +11,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpmtv.data.stored import DATA_URI, InRecord, inner_images
-from dpmtv.data.turns import (
-    CONVERSATIONS,
-    IMAGE_FIELDS,
-    Bad,
-    Turn,
-    is_blank,
-    is_text,
-    turns_of,
-    whole,
-)
+from dpmtv.data.turns import CONVERSATIONS, IMAGE_FIELDS, Bad, Turn, turns_of
+from dpmtv.data.values import MAX_TEXT, composed, is_blank, is_text, unit_name, written
 from dpmtv.types import Demonstration
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from dpmtv.data.stored import Container, Record
     from dpmtv.types import ImageSource
 
 FIELDS = (*IMAGE_FIELDS, *CONVERSATIONS, "question", "answer", "answers", "options", "task", "id")
 LISTS = ("images", "file_names", "images_file_names", *CONVERSATIONS, "answers", "options")
-# Characters of a question or an answer. Far more than a model takes: tokenising millions would let
-# one record hold up a build.
-MAX_TEXT = 2**16
 _SHORT = 200  # characters of a name or a number of a client
 _PATH = 4096  # characters of a path; no system takes longer ones
 
@@ -53,7 +41,8 @@ class BadRow:
             the second); "question is too long", "answer is too long"; "answers is not a list",
             "options is not a list", "conversation is not a list"; "no question_id",
             "question_id given before"; "image is a web address", "image data is not base64",
-            "image file missing", "image unreadable". Never a word of the row itself.
+            "image file missing", "two image files fit", "image unreadable". Never a
+            word of the row itself.
         unit: whom the row belongs to, where units are read and this one can be.
         file: which of the files that were named together, from 1.
     """
@@ -120,10 +109,10 @@ def entries_of(record: Record, shape: Shape) -> list[Demonstration | BadRow]:
 
 
 def id_of(record: Record, shape: Shape) -> str | None:
-    """The record's ``id``, where it has one that is text or a whole number."""
+    """The record's ``id``, where it has one that is text or a number."""
     if isinstance(record.fields, str):
         return None
-    value = whole(record.fields.get(shape.columns.get("id", "id")))
+    value = unit_name(record.fields.get(shape.columns.get("id", "id")))
     return value if is_text(value) else None
 
 
@@ -133,7 +122,7 @@ def others_of(record: Record, shape: Shape) -> dict[str, str]:
         return {}
     ours = {shape.columns.get(name, name) for name in FIELDS} | {shape.unit}
     return {
-        name: str(value)
+        name: unit_name(value)
         for name, value in record.fields.items()
         if name not in ours
         and (type(value) is int or (isinstance(value, str) and 0 < len(value) <= _SHORT))
@@ -141,7 +130,7 @@ def others_of(record: Record, shape: Shape) -> dict[str, str]:
 
 
 def _unit(value: Any) -> str:
-    value = whole(value)
+    value = unit_name(value)
     if is_blank(value):
         raise Bad("no unit")
     if not is_text(value):
@@ -160,9 +149,9 @@ def _demonstration(
     if options is not None:
         if not isinstance(options, list):
             raise Bad("options is not a list")
-        listed = ", ".join(_text(_number(option), "options") for option in options)
+        listed = ", ".join(_text(written(option), "options") for option in options)
         question = f"{question}\nOptions: {listed}." if listed else question
-    task = whole(named["task"])
+    task = None if is_blank(named["task"]) else unit_name(named["task"])
     if task is not None and not is_text(task):
         raise Bad("task is not text")
     images = tuple(sources.of(image) for image in turn.images)
@@ -174,30 +163,34 @@ def _demonstration(
 def _answer(turn: Turn, rule: str) -> tuple[str, tuple[str, ...]]:
     """The answer to show and all that count as right. ``answer`` beside ``answers`` leads them."""
     if turn.answers is None or (rule == "majority" and not is_blank(turn.answer)):
-        return _text(_number(turn.answer), "answer"), ()
+        return _text(written(turn.answer), "answer"), ()
     if not isinstance(turn.answers, list):
         raise Bad("answers is not a list")
     values = [v.get("answer") if isinstance(v, dict) else v for v in turn.answers]
-    texts = [_text(_number(value), "answer") for value in values if not is_blank(value)]
+    texts = [_text(written(value), "answer") for value in values if not is_blank(value)]
     if rule == "first" and texts:
         return texts[0], ()
-    leading = [] if is_blank(turn.answer) else [_text(_number(turn.answer), "answer")]
+    leading = [] if is_blank(turn.answer) else [_text(written(turn.answer), "answer")]
     if not leading + texts:
         raise Bad("no answer")
-    written: dict[str, str] = {}  # the first spelling stands for the others
+    spelt: dict[str, str] = {}
     for text in leading + texts:
-        written.setdefault(text.strip().casefold(), text)
-    counted = Counter(text.strip().casefold() for text in texts)
-    best = leading[0] if leading else written[counted.most_common(1)[0][0]]
-    return best, tuple(written.values()) if rule == "all" and len(written) > 1 else ()
+        spelt.setdefault(_spelling(text), text)
+    accepted = tuple(spelt.values()) if rule == "all" and len(spelt) > 1 else ()
+    return leading[0] if leading else spelt[_commonest(texts)], accepted
 
 
-def _number(value: Any) -> Any:
-    """Numbers and truth values as text."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    value = whole(value)
-    return repr(value) if isinstance(value, float) and math.isfinite(value) else value
+def _commonest(texts: Sequence[str]) -> str:
+    """The commonest spelling of the commonest answer; of equals the one given first."""
+    spellings = [_spelling(text) for text in texts]
+    answers = [composed(spelling.casefold()) for spelling in spellings]
+    answer = Counter(answers).most_common(1)[0][0]
+    votes = Counter(s for s, a in zip(spellings, answers, strict=True) if a == answer)
+    return votes.most_common(1)[0][0]
+
+
+def _spelling(text: str) -> str:
+    return " ".join(text.split())
 
 
 def _text(value: Any, name: str) -> str:
@@ -207,7 +200,7 @@ def _text(value: Any, name: str) -> str:
         raise Bad(f"{name} is not text")
     if len(value) > MAX_TEXT:
         raise Bad(f"{name} is too long")
-    return str(value).replace("\r\n", "\n").replace("\r", "\n")
+    return composed(str(value)).replace("\r\n", "\n").replace("\r", "\n")
 
 
 class _Sources:
@@ -241,8 +234,10 @@ def _file(reference: str, folder: Path) -> Path:
     elif _ADDRESS.match(reference):
         raise Bad("image is a web address")
     if len(reference) <= _PATH:
-        # Windows writes the second as the first.
-        for name in (reference, reference.replace("\\", "/")):
+        # As given; as Windows would have it read; as a Mac writes letters, and as all others do.
+        names = [reference, reference.replace("\\", "/")]
+        names += [composed(name, form) for form in ("NFC", "NFD") for name in names]
+        for name in dict.fromkeys(names):
             path = folder / name
             if os.path.isfile(path):
                 return path

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 from dpmtv.data.rows import FIELDS, LISTS
 from dpmtv.data.stored import Record, file_place
 from dpmtv.data.textfiles import MAX_RECORD, open_file
-from dpmtv.data.turns import CONVERSATIONS, IMAGE_FIELDS, is_text
+from dpmtv.data.turns import CONVERSATIONS, IMAGE_FIELDS
+from dpmtv.data.values import composed, is_text
 from dpmtv.errors import DataError, UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from dpmtv.data.textfiles import TextFile
 
@@ -45,12 +46,13 @@ def used_columns(
         DataError: a column that is needed is not there, or is there twice. The names that are
             there are not quoted: a file without a header line shows a record in their place.
     """
+    known = [composed(str(name)) for name in names]
 
     def there(*ours: str) -> bool:
-        return any(columns.get(name, name) in names for name in ours)
+        return any(columns.get(name, name) in known for name in ours)
 
-    missing = [theirs for theirs in columns.values() if theirs not in names]
-    missing += [unit] if unit is not None and unit not in names else []
+    missing = [theirs for theirs in columns.values() if theirs not in known]
+    missing += [unit] if unit is not None and unit not in known else []
     if not missing and not there(*CONVERSATIONS):
         wanted = {"image": IMAGE_FIELDS, "question": ("question",), "answer": ("answer", "answers")}
         missing = [name for name, fields in wanted.items() if not there(*fields)]
@@ -60,8 +62,8 @@ def used_columns(
             "(columns={'question': 'THEIRS'} / --column question=THEIRS)."
         )
     used = {columns.get(name, name) for name in FIELDS} | {unit}
-    found = [name for name in names if name in used or name in plain]
-    if len(set(found)) < len(found):
+    found = [n for n, name in zip(names, known, strict=True) if name in used or n in plain]
+    if len({composed(str(name)) for name in found}) < len(found):
         raise DataError(f"{what} has two columns of one name.")
     return found
 
@@ -74,12 +76,10 @@ class Csv:
     ) -> None:
         self._text, self.place = text, text.place
         open_file(text.path).close()  # refuses what begins like a zip file
-        first = text.decode(next(text.lines())[1] or b"")
-        self._end = "\r" if re.search(r"\r(?!$)", first) else "\n"  # as on old Macs
-        header = first.partition("\r")[0]
+        header = text.decode(next(text.lines())[1] or b"")
         told = _TOLD.fullmatch(header)
         self._skipped = 1 if told else 0
-        for _, raw in islice(text.lines(self._end), self._skipped, self._skipped + 1):
+        for _, raw in islice(text.lines(), self._skipped, self._skipped + 1):
             header = text.decode(raw or b"")
         self._delimiter = "\t" if tabs else max(_DELIMITERS, key=header.count)
         self._delimiter = told[1] if told else self._delimiter
@@ -91,7 +91,7 @@ class Csv:
         row = next(self._rows(), ([], 0, 0))[0]
         if isinstance(row, str):
             raise DataError(f"{text.path}, line 1: its quotes or line ends do not match.")
-        self._header = [name.strip() for name in row]
+        self._header = [composed(name.strip()) for name in row]
         used_columns(self._header, text.path, unit, columns)
         self._lists = {columns.get(name, name) for name in LISTS}
 
@@ -105,7 +105,7 @@ class Csv:
     def again(self, place: tuple[int, ...]) -> Any:
         """One record, read anew."""
         text = self._text.decode(self._text.read_at(place))
-        lines = text.split("\r") if self._end == "\r" else io.StringIO(text, newline="\n")
+        lines = io.StringIO(text, newline="\n")
         return self._fields(next(csv.reader(lines, delimiter=self._delimiter)))
 
     def _rows(self) -> Iterator[tuple[list[str] | str, int, int]]:
@@ -116,7 +116,7 @@ class Csv:
 
         def lines() -> Iterator[str]:
             nonlocal count, long, ended
-            for offset, raw in islice(self._text.lines(self._end), self._skipped, None):
+            for offset, raw in islice(self._text.lines(), self._skipped, None):
                 count, long = count + 1, long or raw is None
                 pulled.append((offset, offset + len(raw or b"")))
                 yield ("" if raw is None else self._text.decode(raw)) + "\n"
@@ -289,13 +289,34 @@ class Dataset:
 
 
 def _as_fields(batch: Any) -> Iterator[dict[str, Any] | str]:
+    widths = _own_widths(batch.schema)
     rows = _attempt(batch.to_pylist)
-    if rows is not None:
-        yield from rows
-        return
-    for place in range(batch.num_rows):  # the rows beside a bad one are read all the same
-        row = _attempt(batch.slice(place, 1).to_pylist)
-        yield "cannot be read" if row is None else row[0]
+    if rows is None:  # the rows beside a bad one are read all the same
+        parts = (batch.slice(place, 1) for place in range(batch.num_rows))
+        rows = [(_attempt(part.to_pylist) or ["cannot be read"])[0] for part in parts]
+    yield from (widths(row) if widths and isinstance(row, dict) else row for row in rows)
+
+
+def _own_widths(fields: Any) -> Callable[[Any], Any] | None:
+    """`_own_width` of the members of a struct or a row."""
+    own = {field.name: change for field in fields if (change := _own_width(field.type))}
+    if not own:
+        return None
+    return lambda row: row and row | {name: change(row[name]) for name, change in own.items()}
+
+
+def _own_width(kind: Any) -> Callable[[Any], Any] | None:
+    """What makes a column's numbers of 16 or 32 bits doubles of the same text: 0.1 stays 0.1."""
+    name = str(kind)
+    if name in ("float", "halffloat"):
+        width = kind.to_pandas_dtype()
+        return lambda value: None if value is None else float(str(width(value)))
+    if name.startswith("struct"):
+        return _own_widths(kind)
+    inner = _own_width(kind.value_type) if hasattr(kind, "value_type") else None
+    if inner is None or name.startswith("dictionary"):
+        return inner
+    return lambda values: values and [inner(value) for value in values]
 
 
 def _attempt(make: Any) -> Any:

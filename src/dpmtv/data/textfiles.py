@@ -10,7 +10,7 @@ import stat
 from typing import IO, TYPE_CHECKING, Any, cast
 
 from dpmtv.data.stored import Record, file_place
-from dpmtv.data.turns import is_text
+from dpmtv.data.values import is_text
 from dpmtv.errors import DataError, UserError
 
 if TYPE_CHECKING:
@@ -19,10 +19,8 @@ if TYPE_CHECKING:
 
 MAX_RECORD = 64 * 2**20  # bytes of a line, characters of a CSV record
 
-_MARKS = (  # UTF-32 first: its mark begins with that of UTF-16
+_MARKS = (
     (codecs.BOM_UTF8, "utf-8"),
-    (codecs.BOM_UTF32_LE, "utf-32-le"),
-    (codecs.BOM_UTF32_BE, "utf-32-be"),
     (codecs.BOM_UTF16_LE, "utf-16-le"),
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
@@ -33,12 +31,12 @@ _PACKED = (  # how files begin that hold others
 _SPACE = re.compile(r"[ \t\n\r]*")
 _SIGNS = re.compile(r'\\.|["\[\]{}]', re.DOTALL)
 # Encodings in which a record can change how what follows is read, or that are none of files.
-_REFUSED = re.compile(r"utf-7|hz|iso2022.*|punycode|idna|.*unicode.escape")
+_REFUSED = re.compile(r"utf-7|utf-32.*|hz|iso2022.*|punycode|idna|.*unicode.escape")
 _AS_LINES = "For one object a line, name the format (format='jsonl' / --format jsonl)."
 
 
 def _half(error: UnicodeError) -> tuple[str, int]:
-    """Half a character for what UTF-16 or UTF-32 does not allow: the rest stays as it is."""
+    """Half a character for what UTF-16 does not allow: the rest stays as it is."""
     return "\udcff", cast("UnicodeDecodeError", error).end
 
 
@@ -90,6 +88,8 @@ class TextFile:
             head = file.read(5)
         if head in (b"", *(mark for mark, _ in _MARKS)):
             raise DataError(f"{path} is empty. Write records into it.")
+        if head.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
+            raise DataError(f"{path} is UTF-32, which is not read. Save it as UTF-8.")
         self.path, self.place = path, file_place(path)
         wanted = None if encoding is None else _normal(encoding)
         self.start, self.encoding = 0, wanted or "utf-8"
@@ -97,9 +97,9 @@ class TextFile:
             if head.startswith(mark) and (wanted is None or name.startswith(wanted)):
                 self.start, self.encoding = len(mark), name
                 break
-        if self.encoding in ("utf-16", "utf-32"):
+        if self.encoding == "utf-16":
             self.encoding += "-le"
-        wide = self.encoding.startswith(("utf-16", "utf-32"))
+        wide = self.encoding.startswith("utf-16")
         self._errors = "dpmtv-half" if wide else "surrogateescape"
         self._back = "surrogatepass" if wide else "surrogateescape"
         self.not_text = "not UTF-8" if self.encoding == "utf-8" else "not in its encoding"
@@ -118,9 +118,9 @@ class TextFile:
         except UnicodeError:  # such a place cannot be found again
             return 0
 
-    def lines(self, end: str = "\n") -> Iterator[tuple[int, bytes | None]]:
+    def lines(self) -> Iterator[tuple[int, bytes | None]]:
         """Offset and bytes of every line, without its end; None for one longer than MAX_RECORD."""
-        newline = end.encode(self.encoding)
+        newline = "\n".encode(self.encoding)
         with open_file(self.path, packed=True) as file:
             file.seek(self.start)
             if newline == b"\n":

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import decimal
 import itertools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from dpmtv.data.values import is_blank, is_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -147,6 +148,8 @@ def _references(value: Any) -> list[str | bytes]:
     """Image fields come as a path, a data URI, bytes, a Hugging Face struct, or a list of them."""
     found = []
     for item in value if isinstance(value, list) else [value]:
+        if isinstance(item, Bad):
+            raise item
         if isinstance(item, dict):
             names = ("bytes", "path", "url")
             item = next((item[n] for n in names if item.get(n) is not None), None)
@@ -158,25 +161,3 @@ def _references(value: Any) -> list[str | bytes]:
     if not found:
         raise Bad("no image")
     return found
-
-
-def is_text(value: Any) -> bool:
-    """Whether ``value`` is a string that a tokenizer can take: JSON can spell half characters."""
-    try:
-        return isinstance(value, str) and value.encode() is not None
-    except UnicodeEncodeError:
-        return False
-
-
-def is_blank(value: Any) -> bool:
-    """Whether nothing is there, or white space alone."""
-    return value is None or (isinstance(value, str) and not value.strip())
-
-
-def whole(value: Any) -> Any:
-    """Numbers that can name something, as text; tables turn the whole number 3 into 3.0."""
-    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
-        value = int(value)
-    if isinstance(value, decimal.Decimal) and value.is_finite() and abs(value.adjusted()) < 1000:
-        return str(int(value)) if value == value.to_integral_value() else f"{value:f}"
-    return str(value) if type(value) is int and abs(value) < 10**1000 else value

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dpmtv.evaluation.metrics import EXACT_MATCH, exact_match
-from dpmtv.evaluation.vqa_accuracy import accuracy_as_run, accuracy_repaired, normalised
+from dpmtv.evaluation.vqa_accuracy import accuracy_as_run, accuracy_repaired, normalised, repaired
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,13 +51,13 @@ def outcomes(
 
 def token_precision(answer: str, wanted: str) -> float:
     """What LLaVA-Med calls exact match: different words found, of all words said."""
-    said, right = _words(answer), _words(wanted)
+    said, right = _words(answer, normalised), _words(wanted, normalised)
     return sum(word in said for word in right) / said.total() if said else 0.0
 
 
 def f1_as_run(answer: str, wanted: str) -> float:
     """LLaVA-Med's F1: a right word counts as often as it is said, so repeating costs nothing."""
-    said, right = _words(answer), _words(wanted)
+    said, right = _words(answer, normalised), _words(wanted, normalised)
     hits = sum(count for word, count in said.items() if word in right)
     return _f1(hits, said.total(), hits + sum(n for word, n in right.items() if word not in said))
 
@@ -103,15 +103,19 @@ def closed_accuracy(answer: str, wanted: str) -> float:
     >>> closed_accuracy("Yes, there is.", "yes"), closed_accuracy("normal", "no")
     (1.0, 0.0)
     """
-    said, right = normalised(answer), normalised(wanted)
+    said, right = repaired(answer), repaired(wanted)
     if right in ("yes", "no"):
         named = {"yes", "no"} & set(said.split())
         return float(named == {right})
     return float(said == right)
 
 
-def _words(text: str) -> Counter[str]:
-    return Counter(normalised(text).split())
+def _same(answer: str, wanted: str) -> float:
+    return float(repaired(answer) == repaired(wanted))
+
+
+def _words(text: str, form: Callable[[str], str] = repaired) -> Counter[str]:
+    return Counter(form(text).split())
 
 
 def _f1(hits: int, said: int, right: int) -> float:
@@ -181,15 +185,11 @@ OFFICIAL = {
     "medical": (
         Metric(
             "accuracy, open and closed",
-            lambda a, r, s: (
-                closed_accuracy(a, r.answer)
-                if s == "CLOSED"
-                else float(normalised(a) == normalised(r.answer))
-            ),
+            lambda a, r, s: closed_accuracy(a, r.answer) if s == "CLOSED" else _same(a, r.answer),
         ),
         Metric("closed accuracy", _of("CLOSED", closed_accuracy)),
         Metric("closed accuracy, LLaVA-Med as it runs", _of("CLOSED", closed_as_run)),
-        Metric("open exact match", _of("OPEN", lambda a, w: float(normalised(a) == normalised(w)))),
+        Metric("open exact match", _of("OPEN", _same)),
         Metric("open exact match, LLaVA-Med as it runs", _of("OPEN", token_precision)),
         Metric("open F1", _of("OPEN", token_f1)),
         Metric("open F1, LLaVA-Med as it runs", _of("OPEN", f1_as_run)),

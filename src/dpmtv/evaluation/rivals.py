@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dpmtv.data.values import composed
 from dpmtv.errors import PrivacyParameterError
 from dpmtv.evaluation.metrics import exact_match
 from dpmtv.pipeline import calibrate_for
@@ -121,7 +122,7 @@ def private_words(
         PrivacyParameterError: ε or δ that no mechanism can meet.
     """
     law = release_law(epsilon, delta, relation, len(answers))
-    counts = Counter(" ".join(answer.split()) for answer in answers)
+    counts = Counter(" ".join(composed(answer).split()) for answer in answers)
     return tuple(sorted(w for w, count in counts.items() if w and _happens(float(law[count]))))
 
 

@@ -7,8 +7,9 @@ of it score VizWiz and OK-VQA in most repositories, also in Qwen-VL's, from whic
 from __future__ import annotations
 
 import re
-import unicodedata
 from typing import TYPE_CHECKING, Any
+
+from dpmtv.data.values import composed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,12 +61,8 @@ def plain_words(text: str) -> str:
     >>> plain_words("The  three dogs dont bark")
     "3 dogs don't bark"
     """
-    words = []
-    for word in text.lower().split():
-        shown = _NUMBERS.get(word, word)
-        if shown not in _ARTICLES:
-            words.append(CONTRACTIONS.get(shown, shown))
-    return " ".join(words)
+    words = [_NUMBERS.get(word, word) for word in text.lower().split()]
+    return " ".join(CONTRACTIONS.get(word, word) for word in words if word not in _ARTICLES)
 
 
 def normalised(text: str) -> str:
@@ -74,7 +71,11 @@ def normalised(text: str) -> str:
     >>> normalised("The two cats!")
     '2 cats'
     """
-    return plain_words(without_punctuation(re.sub(r"[\n\t]", " ", text).strip()))
+    return plain_words(without_punctuation(_line(text)))
+
+
+def _line(text: str) -> str:
+    return re.sub(r"[\n\t]", " ", text).strip()
 
 
 def accuracy_as_run(answer: str, given: Sequence[Any]) -> float:
@@ -106,9 +107,9 @@ def accuracy_repaired(answer: str, given: Sequence[Any]) -> float:
     >>> accuracy_repaired("two", ["two"] * 10), accuracy_repaired("two", ["2"] * 3 + ["3"] * 7)
     (1.0, 0.9)
     """
-    found = _repaired(answer)
+    found = repaired(answer)
     same = [
-        _repaired(str(g.get("answer")) if isinstance(g, dict) else str(g)) == found
+        repaired(str(g.get("answer")) if isinstance(g, dict) else str(g)) == found
         for _, g in _all(given)
     ]
     return sum(min(1.0, (sum(same) - one) / 3) for one in same) / len(same)
@@ -120,6 +121,14 @@ def _all(given: Sequence[Any]) -> list[tuple[int, Any]]:
     return list(enumerate(given))
 
 
-def _repaired(text: str) -> str:
-    """Composed letters and straight apostrophes: two spellings of one text are one answer."""
-    return normalised(unicodedata.normalize("NFC", text).replace("’", "'"))
+def repaired(text: str) -> str:
+    """`normalised`, with composed letters and straight apostrophes, and never to nothing.
+
+    Where marks or articles are all there is, they are what was said.
+
+    >>> repaired("don’t"), repaired("A"), repaired("+")
+    ("don't", 'a', '+')
+    """
+    plain = _line(composed(text).replace("’", "'"))
+    unmarked = without_punctuation(plain).strip() or plain
+    return plain_words(unmarked) or unmarked.lower()

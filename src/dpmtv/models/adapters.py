@@ -21,6 +21,7 @@ from dpmtv.data.prompts import (
     prompt_images,
     prompt_trap,
     template_sha256,
+    tidy,
     to_messages,
     to_text,
 )
@@ -178,9 +179,9 @@ class VisionLanguageModel:
     def answer_ids(self, prompt: Prompt, answer: str) -> list[int]:
         """Tokens of ``answer`` as the model should continue the prompt, end token included."""
         text = self.render(prompt)
-        following = f" {answer.strip()}"
+        following = f" {tidy(answer)}"
         if self._chat_template is not None:
-            turn = {"role": "assistant", "content": [{"type": "text", "text": answer.strip()}]}
+            turn = {"role": "assistant", "content": [{"type": "text", "text": tidy(answer)}]}
             whole = self._chat([*to_messages(prompt, self.instruction), turn])
             if whole.startswith(text):
                 following = whole[len(text) :]

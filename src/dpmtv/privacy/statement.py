@@ -169,7 +169,8 @@ def _words(privacy: Privacy) -> tuple[str, str, str, str]:
     limit = (
         f"The guarantee is for everything of one {unit} together. {serve}. It holds as "
         f"far as {unit} tells persons apart: whoever stands in the data under two values is "
-        "protected less."
+        "protected less. Two are values that differ in more than blanks around them, the Unicode "
+        "form of letters, or a fraction of zero (3.0 and 3); capitals and leading zeros count."
     )
     if privacy.relation is NeighbourRelation.ADD_REMOVE:
         return (
