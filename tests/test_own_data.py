@@ -122,6 +122,20 @@ def test_data_check_tells_the_operator_what_is_there(run, tmp_path):
     assert "file 1 row 5" in out
 
 
+def test_data_check_shows_units_that_are_nearly_equal(run, tmp_path):
+    pictures(tmp_path)
+    names = ["P1", "P1 ", "p1", CANARY, CANARY.upper(), "P2"]
+    file = write(tmp_path / "a.jsonl", [{**rows(tmp_path, 1)[0], "who": name} for name in names])
+    code, out, _ = run("data", "check", file, "--unit", "who")
+    assert code == 0
+    assert re.search("units +5, 1 to 2", out)
+    assert re.search("units nearly equal +4, first seen in rows 1, 3; rows 4, 5", out)
+    assert "4 values of who are nearly those of others" in out
+    assert CANARY not in out
+    found = json.loads(run("data", "check", file, "--unit", "who", "--json")[1])
+    assert found["nearly_equal"] == [[[1, 1], [1, 3]], [[1, 4], [1, 5]]]
+
+
 def test_reading_options_are_told_apart(run, tmp_path):
     pictures(tmp_path)
     table = tmp_path / "t.csv"

@@ -90,6 +90,10 @@ VQA = [
     ("other scripts", "白い犬", numbered(("白い犬", 10)), 100, 100),
     ("blank ones among ten", "red", ["red"] * 9 + [""], 100, 100),
     ("plain texts", "red", ["red"] * 10, 100, 100),
+    ("another article", "the", ["a"] * 10, 0, 0),
+    ("nothing, and an article", "", ["A"] * 10, 0, 0),
+    ("other marks alone", "+", ["-"] * 10, 0, 0),
+    ("the same mark alone", "+", ["+"] * 10, 0, 100),
 ]
 
 
@@ -131,6 +135,7 @@ CLOSED = [  # case, answer, wanted, as run (None: not counted), repaired
     ("neither", "maybe", "yes", 0, 0),
     ("another closed answer", "left", "left", 0, 100),
     ("another, with a sentence", "on the left", "left", 0, 0),
+    ("articles alone", "the", "a", 0, 0),
 ]
 
 

@@ -570,6 +570,14 @@ def test_statement_under_replacement():
     assert "2.15" not in text
 
 
+def test_statement_for_units_says_which_values_are_two():
+    per_record = make().privacy
+    whole = make(privacy=dataclasses.replace(per_record, unit="patient", per_unit=1))
+    text = "\n".join(statement(whole))
+    assert "whoever stands in the data under two values is protected less" in text
+    assert "a fraction of zero (3.0 and 3); capitals and leading zeros count" in text
+
+
 def test_statement_of_the_papers_relation_names_its_worth_under_replacement():
     text = "\n".join(statement(make(NeighbourRelation.ZERO_OUT)))
     assert "one whole chunk becomes the null vector" in text
