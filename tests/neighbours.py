@@ -39,7 +39,7 @@ CLIP = (3.0, 0.15)  # what the public activations below lead to
 M, CODES, HALF = 8, 64, 32
 MISSING = Path("/nowhere/missing.png")
 FAILING = ("raise", "panic", "nan")
-NAMES = ("Ω", "é", "e\u0301", "0", "00", "患者", "\U0001f9ea", "a b", "null", "x" * 300)
+NAMES = ("Ω", "é", "É", "0", "00", "患者", "\U0001f9ea", "a b", "null", "x" * 300)
 
 
 class Panic(BaseException):
