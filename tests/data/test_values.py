@@ -19,6 +19,7 @@ from PIL import Image
 
 from dpmtv.data.check import check_data
 from dpmtv.data.demonstrations import group_by_unit, read_demonstrations
+from dpmtv.data.fingerprints import record_digests
 from dpmtv.data.formats import ReadOptions, iter_entries
 from dpmtv.data.prompts import to_messages, to_text
 from dpmtv.data.rows import BadRow
@@ -186,6 +187,8 @@ def test_answers_are_compared_and_counted_composed():
     assert exact_match([NFD, NFC, "grun"], [NFC, ("rot", NFD), NFC]) == 2 / 3
     words = private_words([NFC, NFD] * 100, 8.0, 1e-3, "replace_one")
     assert words == (NFC,)
+    picture = Image.new("RGB", (1, 1))
+    assert len({*record_digests([Demonstration(picture, text, text) for text in (NFC, NFD)])}) == 1
 
 
 def test_what_no_writing_has_is_left_and_costs_no_time():

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dpmtv.data.values import composed
 from dpmtv.types import Demonstration
 
 if TYPE_CHECKING:
@@ -21,8 +22,8 @@ _MOST = 2**26  # bytes of a picture that count: one file must not hold up a buil
 def record_digests(rows: Sequence[Demonstration | BadRow]) -> list[bytes]:
     """A hash of each record that can be told from others, wherever its file lies.
 
-    Capitals and white space do not count, nor do unit, file format and the pictures' names. Rows
-    that cannot be used, or whose picture cannot be read, have none: they never served.
+    Capitals, white space and Unicode form do not count, nor do unit, file format and the pictures'
+    names. Rows that cannot be used, or whose picture cannot be read, have none: they never served.
     """
     known: dict[object, str] = {}  # one picture often serves many questions
     found = []
@@ -38,7 +39,7 @@ def record_digests(rows: Sequence[Demonstration | BadRow]) -> list[bytes]:
 
 
 def _plain(text: str) -> str:
-    return " ".join(text.split()).casefold()
+    return " ".join(composed(text).split()).casefold()
 
 
 def _picture(image: Any, known: dict[object, str]) -> str:
