@@ -333,6 +333,9 @@ def _apart(*paths: Path | None) -> None:
 
 def load(name: str, **options: Any) -> VisionLanguageModel:
     """The model of that name, without the bars and warnings of its library."""
+    from dpmtv.models.places import find_model
+
+    find_model(name, options.get("revision"))  # a misspelt name is told before torch is there
     from dpmtv.models.adapters import load_model
 
     _quiet_transformers()

@@ -432,7 +432,13 @@ def load_model(
         instruction=instruction,
         max_new_tokens=max_new_tokens,
     )
-    trap = prompt_trap(loaded.render(Prompt((), Query("", "What is shown?"))))
+    try:
+        shown = loaded.render(Prompt((), Query("", "What is shown?")))
+    except Exception as error:
+        if not type(error).__module__.startswith("jinja2"):  # an optional package
+            raise
+        raise ModelError(f"{name}: its chat template cannot be used: {error}") from error
+    trap = prompt_trap(shown)
     if trap is not None:
         warnings.warn(f"{name}: {trap}; its chat template may be damaged", stacklevel=2)
     return loaded

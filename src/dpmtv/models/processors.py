@@ -7,6 +7,8 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from dpmtv.errors import ModelError
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -22,17 +24,27 @@ class _Absent(dict):
 
 
 def load_processor(source: str, config: Any, where: dict[str, Any]) -> Any:
-    """The checkpoint's processor; without the packages for videos, the same for images alone."""
+    """The checkpoint's processor; without the packages for videos, the same for images alone.
+
+    Raises:
+        ModelError: there is none for pictures and text together.
+    """
     import transformers
 
     try:
-        return transformers.AutoProcessor.from_pretrained(  # type: ignore[no-untyped-call]
+        made = transformers.AutoProcessor.from_pretrained(  # type: ignore[no-untyped-call]
             source, **where
         )
     except (ImportError, ValueError) as error:  # which of them depends on the family
         if not any(package in str(error).lower() for package in ("torchvision", "num2words")):
             raise
         return _without_video(source, config, where)
+    if not isinstance(made, transformers.ProcessorMixin):  # a tokenizer, where all else failed
+        raise ModelError(
+            f"{source} has no processor that transformers knows; processor_class in "
+            "processor_config.json names it"
+        )
+    return made
 
 
 def _without_video(source: str, config: Any, where: dict[str, Any]) -> Any:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 from dpmtv.errors import ModelError
+from dpmtv.models.folder_check import check_weights, read_json
 from dpmtv.models.qwen_vl.configuration import read_config
 from dpmtv.models.qwen_vl.modeling import QwenVLForConditionalGeneration
 from dpmtv.models.qwen_vl.processor import CHATML, RAW, QwenVLProcessor
@@ -46,6 +46,7 @@ def load(folder: Path, options: dict[str, Any]) -> tuple[Any, Any]:
     template = _template(folder)
     if template is RAW and not hasattr(config, "answer_instruction"):
         config.answer_instruction = ""  # " Answer:" says it
+    check_weights(folder)
     model = load_weights(QwenVLForConditionalGeneration, folder, config=config, **options)
     ends = ["<|endoftext|>"] if template is RAW else ["<|endoftext|>", "<|im_end|>", "<|im_start|>"]
     model.generation_config.eos_token_id = tokenizer.convert_tokens_to_ids(ends)
@@ -61,9 +62,7 @@ def _template(folder: Path) -> str:
     """
     path = folder / "generation_config.json"
     known = {"raw": RAW, "chatml": CHATML}
-    name = (
-        json.loads(path.read_text("utf-8")).get("chat_format", "raw") if path.is_file() else "raw"
-    )
+    name = read_json(path).get("chat_format", "raw") if path.is_file() else "raw"
     if name not in known:
         raise ModelError(f"generation_config.json: chat_format {name!r} is not raw or chatml")
     return known[name]

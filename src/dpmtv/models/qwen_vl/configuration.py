@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from typing import TYPE_CHECKING, Any
 
 from transformers import PretrainedConfig
 
 from dpmtv.errors import ModelError
+from dpmtv.models.folder_check import read_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -92,7 +92,7 @@ def read_config(folder: Path) -> QwenVLConfig:
     Raises:
         ModelError: it lacks something, or has what is not implemented: never guessed.
     """
-    fields: dict[str, Any] = json.loads((folder / "config.json").read_text("utf-8"))
+    fields = read_json(folder / "config.json")
     if "visual" not in fields:
         raise _refused("no 'visual' section: this is the Qwen that takes text alone")
     visual = fields["visual"]

@@ -13,6 +13,7 @@ import transformers
 from safetensors import SafetensorError
 
 from dpmtv.errors import ModelError
+from dpmtv.models.folder_check import check_tokenizer, check_weights, read_json, read_parts
 from dpmtv.models.vila.layout import PARTS, read_layout
 from dpmtv.models.vila.modeling import (
     VilaConfig,
@@ -46,6 +47,12 @@ def load(folder: Path, options: dict[str, Any]) -> tuple[Any, Any]:
     """
     known = read_layout(folder)
     llm, tower, projector = (folder / part for part in PARTS)
+    for part in (llm, tower, projector):
+        read_parts(part)
+        check_weights(part)
+    check_tokenizer(llm)
+    read_json(tower / "preprocessor_config.json")
+    tokenizer = _tokenizer(llm)
     text = _weights(transformers.LlamaForCausalLM, llm, **options)
     plain = {k: v for k, v in options.items() if k == "attn_implementation"}
     plain["dtype"] = text.dtype  # one for all parts, also where "auto" would find several
@@ -53,10 +60,8 @@ def load(folder: Path, options: dict[str, Any]) -> tuple[Any, Any]:
     widths = VilaProjectorConfig(
         vision_width=vision.config.hidden_size, text_width=text.config.hidden_size
     )
-    downsample = _weights(VilaProjector, projector, config=widths, **plain)
-    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(
-        llm, clean_up_tokenization_spaces=False
-    )
+    # It has no attention, so transformers would refuse any kernel for it.
+    downsample = _weights(VilaProjector, projector, config=widths, dtype=text.dtype)
     text = _fitted(text, tokenizer)
     tokenizer.add_tokens(IMAGE, special_tokens=True)
     config = VilaConfig(
@@ -79,6 +84,25 @@ def load(folder: Path, options: dict[str, Any]) -> tuple[Any, Any]:
         longest=getattr(text.config, "tokenizer_model_max_length", None),
     )
     return model, processor
+
+
+def _tokenizer(llm: Path) -> Any:
+    """The language model's tokenizer.
+
+    Raises:
+        ModelError: it is Python code of the folder, which is not run.
+    """
+    try:
+        return transformers.AutoTokenizer.from_pretrained(
+            llm, clean_up_tokenization_spaces=False, trust_remote_code=False
+        )
+    except ValueError as error:
+        if "trust_remote_code" not in str(error):
+            raise
+        raise ModelError(
+            f"{llm / 'tokenizer_config.json'} names code of the folder (auto_map), of which none "
+            "is run for VILA. Where tokenizer.json is the same tokenizer, take auto_map out"
+        ) from error
 
 
 def image_processor(tower: Path, edge: int) -> Any:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 from dpmtv.errors import ModelError
+from dpmtv.models.folder_check import read_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -69,10 +69,7 @@ def read_layout(folder: Path) -> dict[str, dict[str, Any]]:
 def _read(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ModelError(f"{path} is missing: a VILA-1.5 folder has {', '.join(PARTS)} inside")
-    known: Any = json.loads(path.read_text("utf-8"))
-    if not isinstance(known, dict):
-        raise ModelError(f"{path} holds no configuration")
-    return known
+    return read_json(path)
 
 
 def _short(value: Any) -> str:
