@@ -327,7 +327,7 @@ def test_other_bad_input(run, tmp_path, built, private):
     cases = [
         (["build", "embedded", private, "-o", taken, "--epsilon", 1], "choose another name"),
         (["build", tmp_path / "nowhere", private, "-o", tmp_path / "v", "--epsilon", 1,
-          "--selection", "all", "--clip", 3], "cannot load"),
+          "--selection", "all", "--clip", 3], "there is no folder"),
         (["build", "embedded", private, "-o", tmp_path / "v", "--epsilon", 1], "public"),
         (["build", "embedded", private, "-o", tmp_path / "v", "--epsilon", 1,
           "--public", private], "as the public one"),
@@ -354,7 +354,7 @@ def test_other_bad_input(run, tmp_path, built, private):
 def test_what_cannot_be_written_is_told_before_the_model_is_loaded(run, tmp_path, private):
     none = tmp_path / "none" / "r.json"
     for words in (["-o", private / "v"], ["-o", tmp_path / "v", "--report", none]):
-        code, _, err = run("build", tmp_path / "no model", private, "--epsilon", 1, *words)
+        code, _, err = run("build", tmp_path, private, "--epsilon", 1, *words)  # no model
         assert code == 2, err
         assert f"{words[-1]} cannot be written" in err
     code, _, err = run("demo", "-o", private / "demo")

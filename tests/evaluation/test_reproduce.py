@@ -436,7 +436,7 @@ def test_the_pages_gpu_hours_are_the_functions(monkeypatch):
         ("--benchmark nosuch=x --model embedded", "NAME of vizwiz"),
         ("--benchmark dtd={dtd} --benchmark dtd={dtd} --model embedded", "once"),
         ("--benchmark dtd={dtd} --model embedded --tokens-per-picture 9", "--dry-run"),
-        ("--benchmark dtd={dtd} --model /nowhere/at/all", "cannot load"),
+        ("--benchmark dtd={dtd} --model /nowhere/at/all", "there is no folder /nowhere"),
         ("--benchmark dtd=/nowhere --model embedded --epsilon 0", "epsilon must be a positive"),
         ("--benchmark dtd=/nowhere --model embedded --delta 1", "delta must lie between"),
     ],

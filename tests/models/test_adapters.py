@@ -72,10 +72,10 @@ def test_layout_comes_from_the_projection(model):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda path: path / "nowhere", "cannot load hub id or folder"),
+        (lambda path: path / "nowhere", "there is no folder"),
         (lambda path: path, "without config.json"),
-        (lambda path: _write(path, {"model_type": "bert"}), "cannot load folder"),
-        (lambda path: _write(path, {"no": "type"}), "cannot load folder"),
+        (lambda path: _write(path, {"model_type": "bert"}), "bert is a language model for text"),
+        (lambda path: _write(path, {"no": "type"}), "names no model_type"),
     ],
 )
 def test_what_is_no_vision_language_model_is_refused(tmp_path, make, message):

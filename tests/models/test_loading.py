@@ -75,36 +75,6 @@ def test_what_cannot_be_used_is_refused_before_its_weights_are_read(tmp_path, mo
         load_model(tmp_path)
 
 
-def test_code_of_a_checkpoint_runs_only_when_asked(model, tmp_path, monkeypatch):
-    from transformers import dynamic_module_utils
-
-    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
-    folder = tmp_path / "own"
-    shutil.copytree(EMBEDDED, folder)
-    config = json.loads((folder / "config.json").read_text("utf-8"))
-    config["model_type"] = "own"
-    config["auto_map"] = {
-        "AutoConfig": "own.OwnConfig",
-        "AutoModelForImageTextToText": "own.OwnModel",
-    }
-    (folder / "config.json").write_text(json.dumps(config), "utf-8")
-    ran = tmp_path / "ran"
-    (folder / "own.py").write_text(
-        "from pathlib import Path\n"
-        "from transformers import Idefics3Config, Idefics3ForConditionalGeneration\n"
-        f"Path({str(ran)!r}).touch()\n"
-        "class OwnConfig(Idefics3Config):\n    model_type = 'own'\n"
-        "class OwnModel(Idefics3ForConditionalGeneration):\n    config_class = OwnConfig\n",
-        "utf-8",
-    )
-    with pytest.raises(ModelError, match="trust_remote_code=True"):
-        load_model(folder)
-    assert not ran.exists()
-    own = load_model(folder, trust_remote_code=True)
-    assert ran.exists()
-    assert own.layout == model.layout
-
-
 def test_a_half_precision_checkpoint_is_computed_in_full_on_a_cpu(model, tmp_path):
     shutil.copytree(EMBEDDED, tmp_path / "half")
     half = load_model(EMBEDDED, dtype="bfloat16")

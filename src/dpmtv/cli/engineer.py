@@ -165,6 +165,7 @@ def build(
     split: Split = None,
 ) -> None:
     """Turn private records into a task vector with an (ε, δ) guarantee per record or person."""
+    find(model, revision)
     from dpmtv.artifact import require_writable
     from dpmtv.data.demonstrations import check_images, read_demonstrations, require_good
     from dpmtv.data.formats import data_file, same_data
@@ -331,11 +332,16 @@ def _apart(*paths: Path | None) -> None:
                 raise UserError(f"{path} and {other} must be apart from each other")
 
 
-def load(name: str, **options: Any) -> VisionLanguageModel:
-    """The model of that name, without the bars and warnings of its library."""
+def find(name: str, revision: str | None) -> None:
+    """Refuse a name that leads to no model before data are read or torch is imported."""
     from dpmtv.models.places import find_model
 
-    find_model(name, options.get("revision"))  # a misspelt name is told before torch is there
+    find_model(name, revision)
+
+
+def load(name: str, **options: Any) -> VisionLanguageModel:
+    """The model of that name, without the bars and warnings of its library."""
+    find(name, options.get("revision"))
     from dpmtv.models.adapters import load_model
 
     _quiet_transformers()

@@ -31,7 +31,7 @@ from dpmtv.cli.data import (
     Ways,
     reading,
 )
-from dpmtv.cli.engineer import load, model_of
+from dpmtv.cli.engineer import find, load, model_of
 from dpmtv.console import print_json, print_rows, progress_bars
 from dpmtv.errors import DataError, UserError
 
@@ -158,6 +158,7 @@ def evaluate(
             Path(target), tested, model, max_new_tokens, model_options(model_option)
         )
     else:
+        find(target, None)
         from dpmtv.evaluation.runner import evaluate_benchmark
         from dpmtv.evaluation.settings import GEOMETRIES, METHODS, Settings
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dpmtv.cli.common import Json, ModelOption, Revision, app, command_of, model_options
-from dpmtv.cli.engineer import load
+from dpmtv.cli.engineer import find, load
 from dpmtv.console import print_json, progress_bars
 from dpmtv.errors import ModelError
 
@@ -62,9 +62,10 @@ def check(
     """
     from dataclasses import asdict
 
-    from dpmtv.models.check import check_model
-
     try:
+        find(model, revision)
+        from dpmtv.models.check import check_model
+
         loaded = load(model, revision=revision, **model_options(model_option))
     except ModelError as error:
         if json_:

@@ -21,7 +21,7 @@ from dpmtv.cli.common import (
     model_options,
 )
 from dpmtv.cli.data import Public, PublicOption, public_records
-from dpmtv.cli.engineer import load
+from dpmtv.cli.engineer import find, load
 from dpmtv.console import print_json, print_plan, progress_bars
 
 
@@ -55,6 +55,7 @@ def plan(
 
     It takes no private file: how many records there will be is all it is told.
     """
+    find(model, revision)
     from dataclasses import asdict
 
     from dpmtv.planning import plan as make_plan

@@ -20,7 +20,7 @@ from dpmtv.cli.common import (
     model_options,
     one_of,
 )
-from dpmtv.cli.engineer import load
+from dpmtv.cli.engineer import find, load
 from dpmtv.cli.evaluate import as_typed
 from dpmtv.console import print_cells, print_costs, print_json, progress_bars
 from dpmtv.errors import UserError
@@ -87,6 +87,8 @@ def reproduce(
 
     Every record of these sets counts as public, also those that play the private role.
     """
+    if tokens_per_picture is None:
+        find(model, revision)
     from dpmtv.evaluation.benchmark import load_official, official_name
     from dpmtv.evaluation.paper_tables import DEFAULT, TABLES, cells
     from dpmtv.evaluation.published import MODELS, PUBLISHED, doubts, read_published

@@ -136,8 +136,7 @@ def load_parts(
         if at and isinstance(error, ValueError) and not found.folder:
             check_parts(at)
         kind = "folder" if found.folder else "hub id"
-        reason = _reason(error, trust_remote_code)
-        raise ModelError(f"cannot load {kind} {name}: {reason}") from error
+        raise ModelError(f"cannot load {kind} {name}: {_reason(error)}") from error
     _answer_greedily(model.generation_config)
     if "device_map" not in options:
         model = model.to(place)
@@ -246,13 +245,13 @@ def _require(package: str, option: str) -> None:
         raise ModelError(f"{option} needs the package {package}: pip install {package}")
 
 
-def _reason(error: Exception, trusted: bool) -> str:
+def _reason(error: Exception) -> str:
     """An error of transformers in one line, with what helps."""
     text = " ".join(str(error).split()) or type(error).__name__
     if "torchvision" in text.lower():
         return "its image processor is made for torchvision alone: pip install torchvision"
     if "trust_remote_code" in text:
-        return _CODE_BEYOND if trusted else _CODE
+        return _CODE_NOT_TOLD if "set the option" in text else _CODE
     if "weights_only" in text:
         return "a .bin file holds more than tensors, which could run code when it is read"
     if isinstance(error, UnicodeDecodeError):  # JSON has been read before
@@ -266,7 +265,8 @@ _CODE = (
     "it brings Python code of its own. If you have read it and trust it: trust_remote_code=True "
     "(command line: --model-option trust_remote_code=true)"
 )
-_CODE_BEYOND = (
-    "a part of it brings code that transformers does not run, even with trust_remote_code=true. "
-    "Name the processor_class in processor_config.json, or take auto_map out of that part"
+_CODE_NOT_TOLD = (
+    "a part of it brings Python code of its own that cannot be run, even with "
+    "trust_remote_code=true. Take out what names it: auto_map in that part of config.json, or "
+    "audio_tokenizer in processor_config.json"
 )
