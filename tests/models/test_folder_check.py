@@ -124,10 +124,7 @@ def test_a_part_that_is_missing_is_named(folder, name, message):
     refused(folder, message)
 
 
-def test_parts_that_would_not_be_used_are_refused(folder):
-    (folder / "adapter_config.json").write_text("{}", "utf-8")
-    refused(folder, r"holds an adapter \(PEFT\) beside the model")
-    (folder / "adapter_config.json").unlink()
+def test_a_processor_that_is_unknown_is_refused(folder):
     known = json.loads((folder / "processor_config.json").read_text("utf-8"))
     known["processor_class"] = "NoSuchProcessor"
     (folder / "processor_config.json").write_text(json.dumps(known), "utf-8")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shutil
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -86,9 +88,16 @@ def test_offline_none_is_made(hub, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["org/tiny", "bare"])
-def test_what_is_in_the_cache_is_loaded_without_a_network(hub, name):
+def test_what_is_in_the_cache_is_loaded_without_a_network(hub, name, monkeypatch):
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError("no network")
+
+    waits: list[float] = []  # before another try
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.setattr(time, "sleep", waits.append)
     assert load_model(name).identity.revision == "c" * 40
     assert hub.requests == 1
+    assert waits == []
 
 
 def test_a_hub_that_answers_is_asked(hub, monkeypatch):

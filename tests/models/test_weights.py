@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import zipfile
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -126,14 +127,17 @@ def test_experts_that_cannot_be_put_together_are_named(checkpoint, tmp_path):
         load_model(folder)
 
 
-@pytest.mark.parametrize("kept", [0, 1000])
-def test_a_damaged_file_of_pickled_tensors_is_named(kept, checkpoint, tmp_path):
+@pytest.mark.parametrize("archive", [True, False])
+def test_a_damaged_file_of_pickled_tensors_is_named(archive, checkpoint, tmp_path):
+    """It begins as one; `test_folder_check` has what is seen before."""
     folder = shutil.copytree(checkpoint("llava"), tmp_path / "cut")
     (folder / "model.safetensors").unlink()
-    torch.save({"a": torch.zeros(1000)}, folder / "pytorch_model.bin")
-    whole = (folder / "pytorch_model.bin").read_bytes()
-    (folder / "pytorch_model.bin").write_bytes(whole[:kept])
-    with pytest.raises(ModelError, match=r"cannot read the weights in \S+cut: \w+"):
+    path = folder / "pytorch_model.bin"
+    path.write_bytes(b"\x80\x02")
+    if archive:
+        with zipfile.ZipFile(path, "w") as file:
+            file.writestr("another", "file")
+    with pytest.raises(ModelError, match=r"cannot (read|load) .*/cut: \S+"):
         load_model(folder)
 
 

@@ -77,11 +77,11 @@ def check_config(known: dict[str, Any], path: Path) -> None:
     Raises:
         ModelError: such.
     """
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+    from transformers import CONFIG_MAPPING
     from transformers.quantizers.auto import AutoHfQuantizer
 
     name = known.get("model_type")
-    if "auto_map" not in known and name not in CONFIG_MAPPING_NAMES:
+    if "auto_map" not in known and name not in CONFIG_MAPPING:
         raise ModelError(
             f"{path} names no model_type, by which its architecture is known"
             if name is None
@@ -114,22 +114,21 @@ def check_images(config: Any) -> None:
     Raises:
         ModelError: such.
     """
-    from transformers.models.auto.modeling_auto import (
-        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    from transformers import (
+        MODEL_FOR_CAUSAL_LM_MAPPING,
+        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     )
 
-    name = config.model_type
-    own = getattr(config, "auto_map", None) or {}
-    if name in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES or "AutoModelForImageTextToText" in own:
+    kind, own = type(config), getattr(config, "auto_map", None) or {}
+    if kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING or "AutoModelForImageTextToText" in own:
         return
-    if name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+    if kind in MODEL_FOR_CAUSAL_LM_MAPPING:
         what = "is a language model for text alone"
     elif own:
         what = "brings code of its own that has no AutoModelForImageTextToText"
     else:
         what = "answers no questions about pictures"
-    raise ModelError(f"{name} {what}; `dpmtv models` lists families that can be used")
+    raise ModelError(f"{config.model_type} {what}; `dpmtv models` lists families that can be used")
 
 
 def read_parts(folder: Path) -> dict[str, dict[str, Any]]:
@@ -142,17 +141,12 @@ def read_parts(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def check_parts(folder: Path) -> None:
-    """Refuse a folder that lacks a tokenizer or an image processor, or holds an adapter.
+    """Refuse a folder that lacks a tokenizer or an image processor.
 
     Raises:
         ModelError: it does, or as `read_parts`.
     """
     found = read_parts(folder)
-    if (folder / "adapter_config.json").is_file():
-        raise ModelError(
-            f"{folder} holds an adapter (PEFT) beside the model, adapter_config.json, which would "
-            "be read or not as peft is installed. Merge it (merge_and_unload), or take it out"
-        )
     check_tokenizer(folder)
     nested = "image_processor" in found.get("processor_config.json", {})
     if "preprocessor_config.json" not in found and not nested:

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
-from huggingface_hub import constants, try_to_load_from_cache
-from huggingface_hub.utils import HFValidationError, get_session, validate_repo_id
+from huggingface_hub import constants, get_session, try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 from dpmtv.errors import ModelError
 

@@ -38,7 +38,7 @@ def load_processor(source: str, config: Any, where: dict[str, Any]) -> Any:
     except (ImportError, ValueError) as error:  # which of them depends on the family
         if "set the option `trust_remote_code" in str(error):
             # It would have asked: where no file names the class, it forgets what it was told.
-            known = transformers.models.auto.processing_auto.PROCESSOR_MAPPING
+            known: Any = transformers.models.auto.processing_auto.PROCESSOR_MAPPING
             if type(config) in known:
                 return known[type(config)].from_pretrained(source, **where)
         if not any(package in str(error).lower() for package in ("torchvision", "num2words")):

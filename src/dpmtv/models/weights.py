@@ -28,7 +28,8 @@ def load_weights(kind: Any, source: Path | str, **options: Any) -> Any:
     """
     from transformers.utils.peft_utils import find_adapter_config_file
 
-    if find_adapter_config_file(str(source), revision=options.get("revision")):
+    where = {k: v for k, v in options.items() if k in ("revision", "local_files_only")}
+    if find_adapter_config_file(str(source), **where):
         raise ModelError(
             f"{source} has an adapter beside its weights (adapter_config.json), which is applied "
             "only where peft is installed: merge it into the weights (peft's merge_and_unload), or "
@@ -53,7 +54,7 @@ def load_weights(kind: Any, source: Path | str, **options: Any) -> Any:
     )
     if any(faults):
         raise _unfit(source, *faults)
-    if wrong := [*_unfit_quantised(model), *_unscaled(source, options.get("revision"))]:
+    if wrong := [*_unfit_quantised(model), *_unscaled(source, where)]:
         raise _unfit(source, wrong)
     return model
 
@@ -104,7 +105,7 @@ def _unfit_quantised(model: nn.Module) -> list[str]:
     return wrong
 
 
-def _unscaled(source: Path | str, revision: str | None) -> list[str]:
+def _unscaled(source: Path | str, where: dict[str, Any]) -> list[str]:
     """Eight-bit floats of a quantised checkpoint without a scale in their module.
 
     Transformers, where it dequantises them, takes such for numbers that need none.
@@ -112,10 +113,10 @@ def _unscaled(source: Path | str, revision: str | None) -> list[str]:
     from transformers import PretrainedConfig
     from transformers.utils.hub import cached_file
 
-    known, _ = PretrainedConfig.get_config_dict(source, revision=revision)
+    known, _ = PretrainedConfig.get_config_dict(source, **where)
     if not known.get("quantization_config"):
         return []
-    folder = Path(str(cached_file(source, "config.json", revision=revision))).parent
+    folder = Path(str(cached_file(source, "config.json", **where))).parent
     eights: set[tuple[str, str]] = set()
     scaled: set[str] = set()
     for path in folder.glob("*.safetensors"):
